@@ -1,0 +1,96 @@
+# cloister: `make help` shows the targets.
+
+VENV    := .venv
+BUILD   := build
+PYTHON  := $(VENV)/bin/python
+MODEL_DIR := $(BUILD)/demo_model
+
+# Without compiled bytecode every import of vLLM takes 28 s instead of 12.
+unexport PYTHONDONTWRITEBYTECODE
+unexport PYTHONPATH
+unexport VIRTUAL_ENV
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+
+# The first Python that fits and can make virtual environments; `make PYTHON3=/path/to/python …` names one.
+PYTHON3 ?= python3.11 python3.12 python3.13 python3
+CAN_USE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+define FIND_PYTHON
+found=; for candidate in $(PYTHON3); do \
+  if $$candidate -c '$(CAN_USE)' >/dev/null 2>&1; then found=$$candidate; break; fi; done; \
+if [ -z "$$found" ]; then \
+  echo "cloister needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian: python3-venv);" >&2; \
+  echo "none of these is one: $(PYTHON3). Install one, or name it: make PYTHON3=/path/to/python" >&2; exit 1; fi
+endef
+
+LINES ?= 4000
+RUNS ?= 1
+MODEL ?= $(MODEL_DIR)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model demo local test unit lint typecheck format bench lock clean distclean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/installed ## Make the virtual environment with all that the other targets need
+
+model: $(MODEL_DIR)/config.json ## Make the small demo model in build/demo_model
+
+demo: setup model ## Run a batch of 240 lines from upload to download on this machine
+	@$(PYTHON) -m service.local.demo --model $(MODEL_DIR) --directory $(BUILD)/demo
+
+local: setup ## Run `cloister local` in ./cloister-data
+	@$(VENV)/bin/cloister local
+
+test: setup model lint typecheck ## Run every check and every test
+	$(PYTHON) -m pytest $(ARGS)
+
+unit: setup ## Run the tests that need neither Ray nor an engine
+	$(PYTHON) -m pytest -m "not ray" $(ARGS)
+
+lint: setup ## Check style and import rules
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+
+typecheck: setup ## Check types
+	$(VENV)/bin/mypy
+
+format: setup ## Rewrite the code in the one format
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: setup model ## Compare run_batch, ray.data.llm and cloister (LINES=, RUNS=, MODEL=)
+	$(PYTHON) -m tests.bench --lines $(LINES) --runs $(RUNS) --model $(MODEL) --output $(BUILD)/bench.json
+
+lock: setup ## Resolve constraints/cpu.txt anew
+	$(VENV)/bin/uv pip compile pyproject.toml --quiet --no-header --no-annotate $(if $(UPGRADE),--upgrade) \
+	  --extra cpu --extra dev --extra infra --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	  --override constraints/cpu-overrides.txt --output-file constraints/cpu.txt
+
+clean: ## Remove what was built, and keep the virtual environment
+	rm -rf $(BUILD) *.egg-info .mypy_cache .ruff_cache .import_linter_cache
+
+distclean: clean ## Remove the virtual environment too
+	rm -rf $(VENV)
+
+# Two steps, so that a change of the project's own metadata does not install 250 packages again.
+$(VENV)/installed: $(VENV)/packages pyproject.toml
+	@echo "installing cloister itself (editable)"
+	@$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --editable .
+	@touch $@
+
+$(VENV)/packages: constraints/cpu.txt constraints/uv.txt
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { $(FIND_PYTHON); \
+	  echo "making $(VENV) with $$($$found --version)"; $$found -m venv --clear $(VENV); }
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement constraints/uv.txt
+	@echo "installing the packages of constraints/cpu.txt (about 6 GB on disk; once)"
+	@$(VENV)/bin/uv pip install --python $(PYTHON) --no-deps --compile-bytecode --requirement constraints/cpu.txt
+	@touch $@
+
+$(MODEL_DIR)/config.json: $(VENV)/installed
+	@echo "making the demo model in $(MODEL_DIR) (once)"
+	@$(PYTHON) -m ray_job.demo_model $(MODEL_DIR)
+	@touch $@
