@@ -1,0 +1,1 @@
+"""The Ray job of cloister: a job spec in, part objects out."""

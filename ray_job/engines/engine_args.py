@@ -1,0 +1,50 @@
+"""vLLM's engine arguments for a model of the catalogue. Pure functions."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ray_job.contract.job_spec import ModelSpec
+
+
+def effective_engine_args(model: ModelSpec) -> dict[str, Any]:
+    """The model's engine arguments with the defaults of this stack below them, by vLLM's Python names.
+
+    On a CPU chunked prefill is off: a request with a seed whose prefill is split over two steps ends
+    vLLM's CPU engine ("CPU Generator does not use offset", seen with vLLM 0.32), and with it every
+    request in flight. Everywhere else vLLM's defaults hold: prefix caching and chunked prefill are on.
+    """
+    defaults: dict[str, Any] = {
+        "enable_prefix_caching": True,
+        "tensor_parallel_size": model.tensor_parallel_size,
+        "pipeline_parallel_size": model.pipeline_parallel_size,
+        "disable_log_stats": True,
+    }
+    if model.accelerator == "cpu":
+        defaults["enable_chunked_prefill"] = False
+        defaults["max_num_batched_tokens"] = max(8192, model.engine_args.get("max_model_len") or 0)
+        if model.tensor_parallel_size * model.pipeline_parallel_size == 1:
+            # One process for scheduler and worker: two of them would wait for each other on the same cores.
+            defaults["distributed_executor_backend"] = "uni"
+    if model.engine_args.get("runner") == "pooling":
+        # A pooling model has no decode steps and so no use for a cache of prefixes.
+        defaults.pop("enable_prefix_caching")
+    return {**defaults, **model.engine_args, "model": model.source, "served_model_name": model.id}
+
+
+def engine_flags(engine_args: Mapping[str, Any]) -> list[str]:
+    """Engine arguments as vLLM's command line takes them: ``{"max_model_len": 8}`` → ``["--max-model-len", "8"]``."""
+    flags: list[str] = []
+    for name, value in engine_args.items():
+        option = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, Mapping):
+            flags += [f"--{option}", json.dumps(value)]
+        elif isinstance(value, list | tuple):
+            flags += [f"--{option}", *map(str, value)]
+        else:
+            flags += [f"--{option}", str(value)]
+    return flags

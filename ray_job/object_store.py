@@ -1,0 +1,79 @@
+"""The job's side of the object store, through PyArrow: stream the input, list and write parts."""
+
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ray_job.contract.job_spec import ObjectStoreLocation
+from ray_job.contract.object_keys import part_key, parts_prefix
+from ray_job.contract.parts import PartHeader, decode_header, encode_part, part_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyarrow.fs import FileSystem
+
+    from ray_job.contract.parts import PartRow
+
+CHUNK_BYTES = 1 << 20
+
+
+def open_file_system(location: ObjectStoreLocation) -> tuple["FileSystem", str]:
+    """The file system of a location and the path below which its keys lie."""
+    from pyarrow import fs
+
+    if location.kind == "directory":
+        return fs.LocalFileSystem(), location.root.rstrip("/")
+    scheme, _, host = location.endpoint_url.rpartition("://")
+    file_system = fs.S3FileSystem(
+        region=location.region or None,
+        endpoint_override=host or None,
+        scheme=scheme or "https",
+    )
+    return file_system, "/".join(part for part in (location.bucket, location.prefix.strip("/")) if part)
+
+
+def read_chunks(location: ObjectStoreLocation, key: str) -> Iterator[bytes]:
+    """Streams an object in chunks of 1 MiB."""
+    file_system, base = open_file_system(location)
+    with file_system.open_input_stream(f"{base}/{key}") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            yield chunk
+
+
+def read_part_headers(location: ObjectStoreLocation, batch_id: str) -> Iterator[PartHeader]:
+    """The headers of all committed parts of a batch.
+
+    Raises:
+        PartError: an object among the parts has no readable header.
+    """
+    from pyarrow.fs import FileSelector
+
+    file_system, base = open_file_system(location)
+    selector = FileSelector(f"{base}/{parts_prefix(batch_id).rstrip('/')}", allow_not_found=True)
+    for info in file_system.get_file_info(selector):
+        with file_system.open_input_stream(info.path) as stream:
+            header = b""
+            while b"\n" not in header and (chunk := stream.read(CHUNK_BYTES)):
+                header += chunk
+        yield decode_header(header[: header.find(b"\n") + 1], info.path)
+
+
+def write_part(location: ObjectStoreLocation, batch_id: str, rows: "Sequence[PartRow]") -> str:
+    """Commits rows as one part object and returns its key. Writing the same lines again replaces the part."""
+    key = part_key(batch_id, part_id([row.line for row in rows]))
+    data = encode_part(batch_id, rows)
+    file_system, base = open_file_system(location)
+    if location.kind == "s3":
+        with file_system.open_output_stream(f"{base}/{key}") as stream:
+            stream.write(data)
+        return key
+    # A directory shows half-written files: write beside the parts, then rename into place.
+    staging = f"{base}/.staging"
+    file_system.create_dir(staging, recursive=True)
+    file_system.create_dir(f"{base}/{parts_prefix(batch_id).rstrip('/')}", recursive=True)
+    temporary = f"{staging}/{secrets.token_hex(8)}"
+    with file_system.open_output_stream(temporary) as stream:
+        stream.write(data)
+    file_system.move(temporary, f"{base}/{key}")
+    return key

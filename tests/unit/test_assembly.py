@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_job.contract.lines import error_body, response_line
+from ray_job.contract.object_keys import part_key
+from ray_job.contract.parts import PartRow, Usage, encode_part, part_id
+from service.adapters.memory_object_store import MemoryObjectStore
+from service.assembly import Assembled, AssemblyError, assemble, committed_lines
+
+BATCH = "batch_1"
+
+
+def row(line: int, *, fails: bool = False, text: str = "ok") -> PartRow:
+    body = error_body(text, type="x", param=None, code=None) if fails else json.dumps({"text": text}).encode()
+    data = response_line(BATCH, line, f"id-{line}", 400 if fails else 200, body)
+    return PartRow(
+        line=line, outcome="failed" if fails else "completed", data=data, usage=Usage(input_tokens=10, output_tokens=1)
+    )
+
+
+def store_with(*parts: list[PartRow]) -> MemoryObjectStore:
+    store = MemoryObjectStore()
+    for rows in parts:
+        store.put(part_key(BATCH, part_id([row.line for row in rows])), [encode_part(BATCH, rows)])
+    return store
+
+
+def run(store: MemoryObjectStore, workspace: Path, **options: Any) -> Assembled:
+    return assemble(store, batch_id=BATCH, output_key="output", error_key="error", workspace=workspace, **options)
+
+
+def ids(store: MemoryObjectStore, key: str) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in b"".join(store.read(key)).splitlines()]
+
+
+def test_rows_come_out_in_input_order(tmp_path: Path) -> None:
+    store = store_with([row(9), row(2)], [row(5, fails=True), row(1)], [row(3), row(4, fails=True)])
+    done = run(store, tmp_path, expected_lines=6)
+    assert ids(store, "output") == ["id-1", "id-2", "id-3", "id-9"]
+    assert ids(store, "error") == ["id-4", "id-5"]
+    assert (done.completed, done.failed, done.usage) == (4, 2, Usage(input_tokens=60, output_tokens=6))
+
+
+def test_an_output_without_rows_is_not_written(tmp_path: Path) -> None:
+    store = store_with([row(1, fails=True)])
+    done = run(store, tmp_path)
+    assert done.output is None
+    assert list(store.keys("")) == ["batches/batch_1/parts/" + part_id([1]), "error"]
+
+
+def test_a_line_found_twice_counts_once(tmp_path: Path) -> None:
+    store = store_with([row(1, text="first"), row(2)], [row(1, text="second")])
+    done = run(store, tmp_path, expected_lines=2)
+    assert (done.completed, done.usage.input_tokens) == (2, 20)
+    assert ids(store, "output") == ["id-1", "id-2"]
+
+
+def test_twice_gives_the_same(tmp_path: Path) -> None:
+    store = store_with([row(2), row(1, fails=True)])
+    assert run(store, tmp_path) == run(store, tmp_path)
+
+
+def test_a_missing_line_is_an_error_when_all_are_expected(tmp_path: Path) -> None:
+    with pytest.raises(AssemblyError, match="1 of 2 lines of batch_1 have a result"):
+        run(store_with([row(1)]), tmp_path, expected_lines=2)
+
+
+def test_lines_that_never_ran_expire_in_input_order(tmp_path: Path) -> None:
+    store = store_with([row(4, fails=True), row(1)])
+    content = b"".join(b'{"custom_id":"id-%d"}\n' % n if n != 3 else b"\r\n" for n in range(1, 6))
+    done = run(store, tmp_path, expire_lines_of=[content[:30], content[30:]])
+    assert ids(store, "error") == ["id-2", "id-4", "id-5"]
+    assert (done.completed, done.failed, done.expired) == (1, 3, 2)
+    expired = json.loads(b"".join(store.read("error")).splitlines()[0])
+    assert (expired["response"], expired["error"]["code"]) == (None, "batch_expired")
+
+
+def test_a_result_for_a_line_that_is_no_request_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AssemblyError, match="line 7, which is no request"):
+        run(store_with([row(7)]), tmp_path, expire_lines_of=[b'{"custom_id":"a"}\n'])
+
+
+@pytest.mark.parametrize("cut", [-1, 40])
+def test_a_damaged_part_is_named(tmp_path: Path, cut: int) -> None:
+    store = store_with([row(1)])
+    key = next(store.keys("batches/"))
+    store.put(key, [b"".join(store.read(key))[:cut]])
+    with pytest.raises(AssemblyError, match=part_id([1])):
+        run(store, tmp_path)
+
+
+def test_another_batchs_part_is_refused(tmp_path: Path) -> None:
+    store = MemoryObjectStore()
+    store.put(part_key(BATCH, "x"), [encode_part("batch_2", [row(1)])])
+    with pytest.raises(AssemblyError, match="belongs to batch_2"):
+        run(store, tmp_path)
+
+
+def test_nothing_stays_in_the_workspace(tmp_path: Path) -> None:
+    run(store_with([row(1)]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_committed_lines_are_counted_once() -> None:
+    assert committed_lines(store_with([row(1), row(2)], [row(2), row(3), row(4)]), BATCH) == 4

@@ -1,0 +1,138 @@
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ray_job.contract.job_spec import ModelSpec
+from service.input_file import InputFacts, embedding_inputs, read_input_file, split_lines
+from service.model_catalogue import CatalogueModel, ModelLimits
+
+CHAT = "/v1/chat/completions"
+MODELS = {
+    "demo": CatalogueModel(
+        spec=ModelSpec(id="demo", source="x"), endpoints=(CHAT,), limits=ModelLimits(max_line_bytes=2_000)
+    ),
+    "other": CatalogueModel(spec=ModelSpec(id="other", source="x"), endpoints=(CHAT, "/v1/embeddings")),
+}
+
+
+def request(custom_id: str = "a", /, **changes: Any) -> dict[str, Any]:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body} | changes
+
+
+def read(*lines: dict[str, Any] | bytes, endpoint: str = CHAT, **options: Any) -> InputFacts:
+    content = b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
+    return read_input_file([content], endpoint=endpoint, models=MODELS, **options)
+
+
+def test_a_good_file_is_accepted() -> None:
+    facts = read(request("a"), request("b"))
+    assert (facts.total, facts.model, facts.errors, facts.error_count) == (2, "demo", (), 0)
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in request().items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "param"),
+    [
+        (b"{", "invalid_json_line", None),
+        (b"[1]", "invalid_json_line", None),
+        (b"null", "invalid_json_line", None),
+        (b'{"custom_id": "\xff"}', "invalid_json_line", None),
+        (json.dumps(request(body={"model": "demo", "seed": float("nan")})).encode(), "invalid_json_line", None),
+        (b'{"custom_id": 1e999}', "invalid_json_line", None),
+        (b"[" * 5_000, "invalid_json_line", None),
+        (without("custom_id"), "missing_required_parameter", "custom_id"),
+        (request(custom_id=7), "invalid_request", "custom_id"),
+        (request(custom_id=""), "invalid_request", "custom_id"),
+        (without("method"), "missing_required_parameter", "method"),
+        (request(method="GET"), "invalid_method", "method"),
+        (without("url"), "missing_required_parameter", "url"),
+        (request(url="/v1/completions"), "invalid_url", "url"),
+        (request(url=["x"]), "invalid_url", "url"),
+        (without("body"), "missing_required_parameter", "body"),
+        (request(body="x"), "invalid_request", "body"),
+        (request(body={}), "missing_required_parameter", "body.model"),
+        (request(body={"model": 1}), "invalid_request", "body.model"),
+        (request(body={"model": "dem"}), "model_not_found", "body.model"),
+        (request(body={"model": "demo", "stream": True}), "streaming_unsupported", "body.stream"),
+        (request("first"), "duplicate_custom_id", "custom_id"),
+        (request(body={"model": "other"}), "model_mismatch", "body.model"),
+        (request(body={"model": "demo", "x": "y" * 2_000}), "invalid_request", None),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_with_its_number(
+    line: dict[str, Any] | bytes, code: str, param: str | None
+) -> None:
+    facts = read(request("first"), b"", line, request("last"))
+    assert [(error.code, error.param, error.line) for error in facts.errors] == [(code, param, 3)]
+    assert facts.total == 3
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_one() -> None:
+    assert "Did you mean 'demo'?" in read(request(body={"model": "demos"})).errors[0].message
+
+
+def test_a_model_that_does_not_offer_the_endpoint_is_told() -> None:
+    facts = read(request(url="/v1/embeddings"), endpoint="/v1/embeddings")
+    assert facts.errors[0].message == "The model 'demo' does not offer /v1/embeddings. It offers: /v1/chat/completions."
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\r\n  \n", b"\xef\xbb\xbf"])
+def test_a_file_without_a_request_is_an_error(content: bytes) -> None:
+    assert [error.code for error in read(content).errors] == ["empty_file"]
+
+
+def test_every_error_is_counted_and_the_first_1000_are_listed() -> None:
+    facts = read(*[b"x"] * 1_200)
+    assert (len(facts.errors), facts.error_count, facts.errors[-1].line) == (1_000, 1_200, 1_000)
+
+
+def test_all_errors_of_one_line_are_told() -> None:
+    assert [error.code for error in read(request(method="PUT", url="/x", body=None)).errors] == [
+        "invalid_method",
+        "invalid_url",
+        "missing_required_parameter",
+    ]
+
+
+def test_too_many_requests_are_one_error() -> None:
+    facts = read(*[request(str(n)) for n in range(4)], max_requests=3)
+    assert (facts.total, facts.error_count) == (4, 1)
+    assert "holds 4 requests; a batch may have at most 3" in facts.errors[0].message
+
+
+def test_the_inputs_of_embeddings_are_summed() -> None:
+    body = {"model": "other", "input": ["x"] * 30_000}
+    lines = [request(str(n), url="/v1/embeddings", body=body) for n in range(2)]
+    facts = read(*lines, endpoint="/v1/embeddings")
+    assert "60,000 embedding inputs" in facts.errors[0].message
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [("x", 1), (["x", "y"], 2), ([1, 2, 3], 1), ([[1], [2]], 2), (None, 1), ([], 1)]
+)
+def test_a_list_of_tokens_is_one_input(value: Any, count: int) -> None:
+    assert embedding_inputs(value) == count
+
+
+def test_lines_are_the_same_however_the_stream_is_cut() -> None:
+    content = b"\xef\xbb\xbfone\r\n\r\n two \nlast"
+    whole = [(line.number, line.content) for line in split_lines([content])]
+    assert whole == [(1, b"one"), (2, b""), (3, b" two "), (4, b"last")]
+    for size in range(1, len(content)):
+        pieces = [content[start : start + size] for start in range(0, len(content), size)]
+        assert [(line.number, line.content) for line in split_lines(pieces)] == whole
+
+
+def test_a_line_without_end_takes_no_memory() -> None:
+    def endless() -> Iterator[bytes]:
+        yield from (b"x" * 1_000_000 for _ in range(200))
+        yield b"\nnext"
+
+    lines = list(split_lines(endless(), max_line_bytes=1_000))
+    assert [(line.number, line.content) for line in lines] == [(1, None), (2, b"next")]

@@ -1,0 +1,44 @@
+"""The job spec crosses a process boundary whole, and what is wrong with it is told."""
+
+import json
+
+import pytest
+
+from ray_job.contract.job_spec import JobSpec, JobSpecError, ModelSpec, ObjectStoreLocation
+
+SPEC = JobSpec(
+    job_id="batch_1-2",
+    batch_id="batch_1",
+    attempt=2,
+    endpoint="/v1/chat/completions",
+    input_key="files/file-1",
+    object_store=ObjectStoreLocation(kind="s3", bucket="b", region="eu-central-1"),
+    database_url="host=/run user=cloister_job",
+    model=ModelSpec(id="m", source="/models/m", engine_args={"max_model_len": 8}, accelerator="a10g"),
+)
+
+
+def test_a_spec_survives_json() -> None:
+    assert JobSpec.from_json(SPEC.to_json()) == SPEC
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "cannot read the job spec in CLOISTER_JOB_SPEC"),
+        ("[]", "cannot read the job spec"),
+        (json.dumps({**json.loads(SPEC.to_json()), "version": 7}), "version 7, this image reads 1"),
+        (json.dumps({**json.loads(SPEC.to_json()), "colour": 1}), "colour"),
+    ],
+)
+def test_a_spec_that_cannot_be_read_says_why(text: str, message: str) -> None:
+    with pytest.raises(JobSpecError, match=message):
+        JobSpec.from_json(text)
+
+
+def test_an_engine_takes_one_gpu_per_tensor_and_pipeline_rank() -> None:
+    assert (
+        ModelSpec(id="m", source="s", accelerator="a10g", tensor_parallel_size=2, pipeline_parallel_size=2).num_gpus
+        == 4
+    )
+    assert ModelSpec(id="m", source="s", tensor_parallel_size=2).num_gpus == 0

@@ -1,0 +1,132 @@
+from datetime import UTC, datetime, timedelta
+from itertools import product
+
+import pytest
+
+from service.ports import JobState, JobStatus
+from service.transitions import (
+    Assemble,
+    AttemptFailed,
+    BatchStatus,
+    BatchView,
+    Decision,
+    Fail,
+    Finalize,
+    Launch,
+    NextAttempt,
+    StopJob,
+    Validate,
+    Wait,
+    after_failed_attempt,
+    backoff,
+    decide,
+    is_allowed,
+    needs_job_status,
+)
+
+NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
+EARLIER = NOW - timedelta(hours=1)
+
+ALLOWED = """
+    validating → in_progress, failed, cancelling
+    in_progress → finalizing, failed, cancelling
+    finalizing → completed, expired, failed, cancelling
+    cancelling → cancelled
+"""
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(BatchStatus, BatchStatus)))
+def test_the_truth_table_of_transitions(before: BatchStatus, after: BatchStatus) -> None:
+    table = dict(line.split(" → ") for line in ALLOWED.strip().replace("    ", "").splitlines())
+    assert is_allowed(before, after) == (after.value in table.get(before.value, "").split(", "))
+
+
+def lost() -> NextAttempt:
+    return NextAttempt(launch_after=NOW, failed_attempts=0, committed_parts=0)
+
+
+# status, deadline, launch_after, job state, what to do
+DECISIONS: list[tuple[str, datetime, datetime | None, str | None, Decision]] = [
+    ("validating", LATER, None, None, Validate()),
+    ("validating", EARLIER, None, None, Validate()),
+    ("in_progress", LATER, EARLIER, "missing", Launch()),
+    ("in_progress", LATER, NOW, "missing", Launch()),
+    ("in_progress", LATER, LATER, "missing", Wait()),
+    ("in_progress", LATER, LATER, "running", Launch()),
+    ("in_progress", LATER, EARLIER, "succeeded", Launch()),
+    ("in_progress", LATER, None, "pending", Wait()),
+    ("in_progress", LATER, None, "running", Wait()),
+    ("in_progress", LATER, None, "succeeded", Finalize(check_lines=True)),
+    ("in_progress", LATER, None, "failed", AttemptFailed("last words")),
+    ("in_progress", LATER, None, "stopped", AttemptFailed("last words")),
+    ("in_progress", LATER, None, "missing", lost()),
+    ("in_progress", NOW, None, "running", StopJob()),
+    ("in_progress", EARLIER, None, "pending", StopJob()),
+    ("in_progress", EARLIER, None, "stopped", Finalize(check_lines=False)),
+    ("in_progress", EARLIER, None, "succeeded", Finalize(check_lines=False)),
+    ("in_progress", EARLIER, LATER, "missing", Finalize(check_lines=False)),
+    ("in_progress", EARLIER, LATER, "running", StopJob()),
+    ("cancelling", LATER, None, None, Assemble()),
+    ("cancelling", LATER, None, "pending", StopJob()),
+    ("cancelling", EARLIER, NOW, "running", StopJob()),
+    ("cancelling", LATER, None, "stopped", Assemble()),
+    ("cancelling", LATER, None, "succeeded", Assemble()),
+    ("cancelling", LATER, None, "missing", Assemble()),
+    ("finalizing", LATER, None, None, Assemble()),
+    ("finalizing", EARLIER, None, None, Assemble()),
+    ("completed", EARLIER, None, None, Wait()),
+    ("failed", EARLIER, None, None, Wait()),
+    ("expired", EARLIER, None, None, Wait()),
+    ("cancelled", EARLIER, None, None, Wait()),
+]
+
+
+@pytest.mark.parametrize(("status", "expires_at", "launch_after", "job", "expected"), DECISIONS)
+def test_the_truth_table_of_decisions(
+    status: str, expires_at: datetime, launch_after: datetime | None, job: str | None, expected: Decision
+) -> None:
+    batch = BatchView(
+        status=BatchStatus(status), expires_at=expires_at, launch_after=launch_after, attempt=1 if job else 0
+    )
+    job_status = JobStatus(state=JobState(job), message="last words") if job else None
+    assert decide(batch, job_status, NOW) == expected
+
+
+@pytest.mark.parametrize("status", list(BatchStatus))
+def test_only_a_batch_that_may_have_a_live_job_asks_for_it(status: BatchStatus) -> None:
+    batch = BatchView(status=status, expires_at=LATER, attempt=1)
+    assert needs_job_status(batch) == (status in ("in_progress", "cancelling"))
+
+
+def running(*, failed_attempts: int, committed_parts: int = 0) -> BatchView:
+    return BatchView(
+        status=BatchStatus.IN_PROGRESS,
+        expires_at=LATER,
+        attempt=7,
+        failed_attempts=failed_attempts,
+        committed_parts=committed_parts,
+    )
+
+
+def test_a_failed_attempt_is_tried_again_after_a_while() -> None:
+    following = after_failed_attempt(running(failed_attempts=1), message="out of memory", parts=0, now=NOW)
+    assert following == NextAttempt(launch_after=NOW + timedelta(seconds=4), failed_attempts=2, committed_parts=0)
+
+
+def test_new_parts_make_earlier_failures_forgotten() -> None:
+    batch = running(failed_attempts=3, committed_parts=5)
+    following = after_failed_attempt(batch, message="killed", parts=6, now=NOW)
+    assert following == NextAttempt(launch_after=NOW + timedelta(seconds=2), failed_attempts=1, committed_parts=6)
+
+
+def test_the_fourth_failure_without_new_parts_fails_the_batch_with_the_jobs_last_words() -> None:
+    batch = running(failed_attempts=3, committed_parts=5)
+    following = after_failed_attempt(batch, message="CUDA out of memory", parts=5, now=NOW)
+    assert isinstance(following, Fail)
+    assert following.code == "job_failed"
+    assert following.message.endswith("The last one said: CUDA out of memory")
+
+
+def test_backoff_doubles_up_to_a_minute() -> None:
+    assert [backoff(n).total_seconds() for n in (1, 2, 3, 4, 5, 6, 1000)] == [2, 4, 8, 16, 32, 60, 60]
