@@ -1,0 +1,149 @@
+"""An object store in a directory of this machine: each object is a file whose path is its key.
+
+An object is written to a temporary file in the same file system, synced and renamed, so that it is there in full or
+not at all, even when the power fails. Names that start with a dot are never objects.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ray_job.contract.job_spec import ObjectStoreLocation
+from service.adapters.object_key_rules import check_key
+from service.errors import ObjectNotFoundError, ObjectStoreError
+from service.ports import StoredObject
+
+_CHUNK_BYTES = 1 << 20
+_STAGING = ".staging"
+_NO_SUCH_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+@contextlib.contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        kind = ObjectNotFoundError if isinstance(error, _NO_SUCH_OBJECT) else ObjectStoreError
+        raise kind(f"cannot {doing}: {error.strerror}") from error
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_directories(path: Path) -> None:
+    """Makes a directory and those above it, each synced into its parent."""
+    if not path.is_dir():
+        _make_directories(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+        _sync_directory(path.parent)
+
+
+def _write_synced(path: Path, chunks: Iterable[bytes], doing: str) -> StoredObject:
+    """Writes a new file that only this user can read. What the caller's stream raises is passed on as it is."""
+    digest = hashlib.sha256()
+    size_bytes = 0
+    with _translated(doing):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o600)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        for chunk in chunks:
+            rest = memoryview(chunk)
+            while rest:
+                with _translated(doing):
+                    rest = rest[file.write(rest) :]
+            digest.update(chunk)
+            size_bytes += len(chunk)
+        with _translated(doing):
+            os.fsync(file.fileno())
+    return StoredObject(size_bytes=size_bytes, sha256=digest.digest())
+
+
+class DirectoryObjectStore:
+    """Keeps objects below a directory, which is made if it is not there.
+
+    Raises:
+        ObjectStoreError: the directory cannot be made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        with _translated(f"use the object store directory {self._root}"):
+            _make_directories(self._root / _STAGING)
+
+    def put(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
+        """See ``service.ports.ObjectStore.put``."""
+        check_key(key)
+        target = self._root / key
+        doing = f"write the object {key!r}"
+        temporary = self._root / _STAGING / secrets.token_hex(16)
+        try:
+            stored = _write_synced(temporary, chunks, doing)
+            with _translated(doing):
+                _make_directories(target.parent)
+                temporary.rename(target)
+                _sync_directory(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return stored
+
+    def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
+        """See ``service.ports.ObjectStore.read``."""
+        check_key(key)
+        doing = f"read the object {key!r}"
+        with _translated(doing):
+            file = (self._root / key).open("rb")
+        with file:
+            while True:
+                with _translated(doing):
+                    chunk = os.pread(file.fileno(), _CHUNK_BYTES, start)
+                if not chunk:
+                    return
+                start += len(chunk)
+                yield chunk
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See ``service.ports.ObjectStore.keys``. Reads only directories that can hold such keys."""
+        parent, _, start = prefix.rpartition("/")
+        if parent:
+            check_key(parent)
+        yield from self._keys_below(parent, start)
+
+    def _keys_below(self, parent: str, start: str) -> Iterator[str]:
+        try:
+            with _translated(f"list the objects below {parent!r}"), os.scandir(self._root / parent) as entries:
+                # A directory sorts with its slash: "a.b" comes before "a/b", as it does in S3.
+                names = sorted(
+                    entry.name + ("/" if entry.is_dir() else "")
+                    for entry in entries
+                    if entry.name.startswith(start) and not entry.name.startswith(".")
+                )
+        except ObjectNotFoundError:
+            return
+        base = f"{parent}/" if parent else ""
+        for name in names:
+            if name.endswith("/"):
+                yield from self._keys_below(base + name.removesuffix("/"), "")
+            else:
+                yield base + name
+
+    def delete(self, key: str) -> None:
+        """See ``service.ports.ObjectStore.delete``."""
+        check_key(key)
+        with contextlib.suppress(ObjectNotFoundError), _translated(f"delete the object {key!r}"):
+            (self._root / key).unlink()
+
+    def location(self) -> ObjectStoreLocation:
+        """The directory, for jobs on the same machine or on the same shared file system."""
+        return ObjectStoreLocation(kind="directory", root=str(self._root))
+
+    def check(self) -> None:
+        """See ``service.ports.ObjectStore.check``."""
+        if not os.access(self._root / _STAGING, os.W_OK | os.X_OK):
+            raise ObjectStoreError(f"the object store directory {self._root} is gone or cannot be written to")

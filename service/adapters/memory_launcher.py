@@ -1,0 +1,68 @@
+"""A launcher in memory, for tests: what a job does is a function of its spec."""
+
+from collections.abc import Callable
+from threading import Lock
+
+from ray_job.contract.job_spec import JobSpec
+from service.errors import LauncherError
+from service.ports import JobState, JobStatus
+
+Work = Callable[[JobSpec], JobStatus]
+_OVER = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED})
+
+
+def _keep_running(_: JobSpec) -> JobStatus:
+    return JobStatus(state=JobState.RUNNING)
+
+
+class MemoryLauncher:
+    """Remembers jobs. Each runs when it is launched: ``work`` does what the job would do and tells how it ended.
+
+    Attributes:
+        launched: the specs of all jobs, in the order of their launch.
+        is_reachable: set it to False to make every call fail.
+    """
+
+    def __init__(self, work: Work = _keep_running) -> None:
+        self.launched: list[JobSpec] = []
+        self.is_reachable = True
+        self._work = work
+        self._jobs: dict[str, JobStatus] = {}
+        self._lock = Lock()
+
+    def launch(self, spec: JobSpec) -> None:
+        """See ``service.ports.Launcher.launch``."""
+        self._check()
+        with self._lock:
+            if spec.job_id in self._jobs:
+                return
+            self.launched.append(spec)
+            self._jobs[spec.job_id] = self._work(spec)
+
+    def status(self, job_id: str) -> JobStatus:
+        """See ``service.ports.Launcher.status``."""
+        self._check()
+        with self._lock:
+            return self._jobs.get(job_id, JobStatus(state=JobState.MISSING))
+
+    def stop(self, job_id: str) -> None:
+        """See ``service.ports.Launcher.stop``."""
+        self._check()
+        with self._lock:
+            job = self._jobs.get(job_id)
+            if job is not None and job.state not in _OVER:
+                self._jobs[job_id] = JobStatus(state=JobState.STOPPED)
+
+    def end(self, job_id: str, status: JobStatus) -> None:
+        """Ends a job that runs."""
+        with self._lock:
+            self._jobs[job_id] = status
+
+    def forget(self) -> None:
+        """Forgets all jobs, as Ray does when its head is restarted."""
+        with self._lock:
+            self._jobs.clear()
+
+    def _check(self) -> None:
+        if not self.is_reachable:
+            raise LauncherError("cannot reach the launcher: it was made unreachable")

@@ -1,0 +1,57 @@
+"""An object store in memory, for tests."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from threading import Lock
+
+from ray_job.contract.job_spec import ObjectStoreLocation
+from service.adapters.object_key_rules import check_key
+from service.errors import ObjectNotFoundError
+from service.ports import StoredObject
+
+_CHUNK_BYTES = 1 << 20
+
+
+class MemoryObjectStore:
+    """Keeps objects in a dict. No Ray job can reach them."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+        self._lock = Lock()
+
+    def put(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
+        """See ``service.ports.ObjectStore.put``."""
+        check_key(key)
+        content = b"".join(chunks)
+        with self._lock:
+            self._objects[key] = content
+        return StoredObject(size_bytes=len(content), sha256=hashlib.sha256(content).digest())
+
+    def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
+        """See ``service.ports.ObjectStore.read``."""
+        check_key(key)
+        with self._lock:
+            content = self._objects.get(key)
+        if content is None:
+            raise ObjectNotFoundError(f"no object has the key {key!r}")
+        for offset in range(start, len(content), _CHUNK_BYTES):
+            yield content[offset : offset + _CHUNK_BYTES]
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See ``service.ports.ObjectStore.keys``."""
+        with self._lock:
+            found = sorted(key for key in self._objects if key.startswith(prefix))
+        yield from found
+
+    def delete(self, key: str) -> None:
+        """See ``service.ports.ObjectStore.delete``."""
+        check_key(key)
+        with self._lock:
+            self._objects.pop(key, None)
+
+    def location(self) -> ObjectStoreLocation:
+        """A directory that does not exist: the objects are in this process only."""
+        return ObjectStoreLocation(kind="directory", root="/nonexistent/memory")
+
+    def check(self) -> None:
+        """Memory always answers."""

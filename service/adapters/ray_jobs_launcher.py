@@ -1,0 +1,141 @@
+"""Runs jobs by the Ray Jobs REST API, by HTTP, so that the service needs no Ray.
+
+Source of the routes and fields: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html
+"""
+
+import re
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import httpx
+
+from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec
+from service.errors import LauncherError
+from service.ports import JobState, JobStatus
+
+# The job's own process only waits for Ray's workers. Fractional, so that it takes no worker's place.
+ENTRYPOINT_NUM_CPUS: Final = 0.1
+TIMEOUT_S: Final = 20.0
+
+_STATES: Final = {
+    "PENDING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "SUCCEEDED": JobState.SUCCEEDED,
+    "FAILED": JobState.FAILED,
+    "STOPPED": JobState.STOPPED,
+}
+_LAST_LINES: Final = 15
+_LAST_CHARACTERS: Final = 2_000
+# Colours and other control sequences, and what a terminal or a JSON reader would trip over.
+_CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class RayJobsLauncher:
+    """Launches ``ray_job`` on a Ray cluster that already runs. Use it as a context manager.
+
+    Args:
+        address: the HTTP address of Ray's dashboard, e.g. ``http://127.0.0.1:8265``.
+        entrypoint: the shell command of a job.
+        environment: variables that each job gets besides its spec. They can be read in Ray's dashboard.
+        token: what a Ray with token authentication asks for; empty for one without.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        entrypoint: str,
+        environment: Mapping[str, str] | None = None,
+        token: str = "",
+    ) -> None:
+        self._address = address
+        self._entrypoint = entrypoint
+        self._environment = dict(environment or {})
+        # No proxy from the environment: the cluster is in the same network, and the spec must not leave it.
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=address, timeout=TIMEOUT_S, trust_env=False, headers=headers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def launch(self, spec: JobSpec) -> None:
+        """See ``service.ports.Launcher.launch``."""
+        request = {
+            "submission_id": spec.job_id,
+            "entrypoint": self._entrypoint,
+            "entrypoint_num_cpus": ENTRYPOINT_NUM_CPUS,
+            "runtime_env": {"env_vars": {**self._environment, ENVIRONMENT_VARIABLE: spec.to_json()}},
+            "metadata": {"batch_id": spec.batch_id, "attempt": str(spec.attempt)},
+        }
+        response = self._request("POST", "/api/jobs/", json=request)
+        # Ray refuses an id that it knows with the same status as anything else that goes wrong.
+        if response.is_error and self.status(spec.job_id).state is JobState.MISSING:
+            raise self._refused(f"launch {spec.job_id}", response)
+
+    def status(self, job_id: str) -> JobStatus:
+        """See ``service.ports.Launcher.status``."""
+        response = self._request("GET", _path(job_id))
+        if response.status_code == httpx.codes.NOT_FOUND:
+            return JobStatus(state=JobState.MISSING)
+        job = self._json(f"ask for {job_id}", response)
+        state = _STATES.get(str(job.get("status")))
+        if state is None:
+            raise LauncherError(f"Ray at {self._address} told an unknown state of {job_id}: {job.get('status')!r}")
+        if state is JobState.FAILED:
+            return JobStatus(state=state, message=self._last_words(job_id) or last_words(str(job.get("message") or "")))
+        return JobStatus(state=state)
+
+    def stop(self, job_id: str) -> None:
+        """See ``service.ports.Launcher.stop``."""
+        response = self._request("POST", f"{_path(job_id)}/stop")
+        if response.is_error and response.status_code != httpx.codes.NOT_FOUND:
+            raise self._refused(f"stop {job_id}", response)
+
+    def _last_words(self, job_id: str) -> str:
+        response = self._request("GET", f"{_path(job_id)}/logs")
+        if response.is_error:
+            return ""  # the log went with its node; Ray's own message is the next best
+        return last_words(str(self._json(f"read the log of {job_id}", response).get("logs") or ""))
+
+    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        try:
+            return self._client.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise LauncherError(f"cannot reach Ray at {self._address}: {error or type(error).__name__}") from error
+
+    def _json(self, what: str, response: httpx.Response) -> dict[str, Any]:
+        if response.is_error:
+            raise self._refused(what, response)
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise LauncherError(f"cannot {what}: {self._address} answered no JSON; is it the Ray Jobs API?") from error
+        if not isinstance(answer, dict):
+            raise LauncherError(f"cannot {what}: {self._address} answered no JSON object; is it the Ray Jobs API?")
+        return answer
+
+    def _refused(self, what: str, response: httpx.Response) -> LauncherError:
+        if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            return LauncherError(
+                f"cannot {what}: Ray at {self._address} answered {response.status_code}: it asks for a token that is "
+                "right. Set RAY_AUTH_TOKEN_PATH to the file that holds it"
+            )
+        lines = last_words(response.text).splitlines() or ["no reason given"]
+        return LauncherError(f"cannot {what}: Ray at {self._address} answered {response.status_code}: {lines[-1]}")
+
+
+def _path(job_id: str) -> str:
+    return f"/api/jobs/{quote(job_id, safe='')}"
+
+
+def last_words(log: str) -> str:
+    """The last lines of a log that are not blank, without control characters, short enough for an error message."""
+    lines = [line.rstrip() for line in _CONTROL.sub("", log.replace("\r", "\n")).splitlines()]
+    return "\n".join([line for line in lines if line][-_LAST_LINES:])[-_LAST_CHARACTERS:]

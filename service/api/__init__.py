@@ -1,0 +1,1 @@
+"""The HTTP API: OpenAI's Files, Batches and Models endpoints."""

@@ -1,0 +1,28 @@
+"""What the routes work with; ``create_app`` is handed it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from service.db import Pool
+from service.ports import ObjectStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The database, the object store, and the served models with the time since when each is served."""
+
+    pool: Pool
+    store: ObjectStore
+    models: Mapping[str, datetime]
+
+
+def _parts(request: Request) -> Parts:
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+PartsDependency = Annotated[Parts, Depends(_parts)]

@@ -1,0 +1,118 @@
+"""Reads an upload: a multipart form whose file goes to disk as it comes in."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated, BinaryIO, Final
+
+from fastapi import Depends, Request
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartParser
+
+from service.api.authentication import ProjectDependency
+from service.api.error_mapping import invalid_request
+from service.api.schemas import UploadFields
+from service.errors import InvalidRequestError, TooLargeError
+
+_MIB: Final = 1 << 20
+MAX_BATCH_FILE_BYTES: Final = 200 * _MIB
+MAX_FILE_BYTES: Final = 512 * _MIB
+BATCH_FILE_EXPIRES_AFTER_S: Final = 30 * 24 * 3600
+_HEAD_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """A checked upload; ``file`` is open at its start and lies on disk if it is large."""
+
+    file: BinaryIO
+    filename: str
+    purpose: str
+    expires_after_s: int | None
+
+
+def jsonl_problem(head: bytes) -> str | None:
+    """Why a file that starts with ``head`` is plainly no JSONL, or None. Every line is checked later."""
+    if head.startswith(b"\x1f\x8b"):
+        return "The file is compressed with gzip: upload it uncompressed"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "The file is in UTF-16: save it in UTF-8"
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.startswith(b"["):
+        return "The file starts with '[': write one JSON object per line, without an array around them"
+    if text and not text.startswith(b"{"):
+        return "The file does not start with '{': write one JSON object per line"
+    return None
+
+
+async def _limited(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    received = 0
+    async for chunk in stream:
+        received += len(chunk)
+        # The form around the file is small.
+        if received > MAX_FILE_BYTES + _MIB:
+            raise TooLargeError(f"The file is larger than {MAX_FILE_BYTES // _MIB} MB.", param="file")
+        yield chunk
+
+
+def _fields(form: FormData) -> UploadFields:
+    try:
+        return UploadFields.model_validate({name: value for name, value in form.items() if name != "file"})
+    except ValidationError as error:
+        raise invalid_request(error.errors()[0]) from None
+
+
+def _checked(form: FormData) -> Upload:
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise InvalidRequestError(
+            "Missing required parameter: 'file'. Send it as a file in a multipart form.",
+            param="file",
+            code="missing_required_parameter",
+        )
+    fields = _fields(form)
+    for one, other in (("anchor", "seconds"), ("seconds", "anchor")):
+        if f"expires_after[{one}]" in form and f"expires_after[{other}]" not in form:
+            name = f"expires_after[{other}]"
+            raise InvalidRequestError(
+                f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
+            )
+    expires_after_s = fields.expires_after_s
+    if fields.purpose == "batch":
+        _check_batch_file(file.file, file.size or 0)
+        expires_after_s = expires_after_s or BATCH_FILE_EXPIRES_AFTER_S
+    return Upload(
+        file=file.file,
+        filename=(file.filename or "upload").replace("\0", ""),
+        purpose=fields.purpose,
+        expires_after_s=expires_after_s,
+    )
+
+
+def _check_batch_file(file: BinaryIO, size_bytes: int) -> None:
+    if size_bytes > MAX_BATCH_FILE_BYTES:
+        raise TooLargeError(
+            f"The file has {size_bytes / _MIB:.1f} MB; a file of purpose batch may have at most "
+            f"{MAX_BATCH_FILE_BYTES // _MIB} MB. Split it into several batches.",
+            param="file",
+        )
+    problem = jsonl_problem(file.read(_HEAD_BYTES))
+    file.seek(0)
+    if problem:
+        raise InvalidRequestError(
+            f"Invalid file format for Batch API. Must be .jsonl. {problem}.", param="file", code="invalid_file_format"
+        )
+
+
+async def _parsed_upload(request: Request, _project: ProjectDependency) -> AsyncIterator[Upload]:
+    """The form of a request whose API key is known to be good. Its file is closed after the answer."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise InvalidRequestError("An upload must be a multipart form (Content-Type: multipart/form-data).")
+    form = await MultiPartParser(request.headers, _limited(request.stream()), max_files=1, max_fields=20).parse()
+    try:
+        yield _checked(form)
+    finally:
+        await form.close()
+
+
+UploadDependency = Annotated[Upload, Depends(_parsed_upload)]

@@ -1,0 +1,236 @@
+"""Makes a batch's output and error file of its parts, in input order.
+
+All parts are copied once into a temporary file; in memory stay some 60 bytes per row. Then both files are streamed to
+the object store. Doing it twice gives the same objects, so a process that dies in between does it again.
+"""
+
+import hashlib
+import os
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import orjson
+
+from ray_job.contract.lines import BATCH_EXPIRED, Outcome, error_line
+from ray_job.contract.object_keys import parts_prefix
+from ray_job.contract.parts import PartError, PartHeader, Usage, decode_header
+from service.input_file import split_lines
+from service.ports import ObjectStore, StoredObject
+
+_CHUNK_BYTES: Final = 1 << 18
+_MAX_HEADER_BYTES: Final = 1 << 26
+
+
+class AssemblyError(ValueError):
+    """The parts do not make a whole: one is damaged, or lines have no result. The message says which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """What was written. A file that would be empty is None and was not written.
+
+    Attributes:
+        output: the output file.
+        error: the error file.
+        completed: rows in the output file.
+        failed: rows in the error file, those that expired among them.
+        expired: rows in the error file that never ran.
+        usage: tokens of all rows.
+    """
+
+    output: StoredObject | None
+    error: StoredObject | None
+    completed: int
+    failed: int
+    expired: int
+    usage: Usage
+
+
+@dataclass(slots=True, kw_only=True)
+class _Spool:
+    """The rows of all parts in one file, and where each stands. Rows of a line found twice are left out."""
+
+    file: BinaryIO
+    lines: "array[int]" = field(default_factory=lambda: array("Q"))
+    offsets: "array[int]" = field(default_factory=lambda: array("Q"))
+    lengths: "array[int]" = field(default_factory=lambda: array("Q"))
+    is_failed: bytearray = field(default_factory=bytearray)
+    seen: set[int] = field(default_factory=set)
+    usage: Usage = field(default_factory=Usage)
+
+    def add(self, header: PartHeader, start: int) -> None:
+        """Notes a part's rows; its first row stands at ``start``."""
+        for offset, line, length, outcome, usage in zip(
+            header.offsets(), header.lines, header.lengths, header.outcomes, header.usage, strict=True
+        ):
+            if line in self.seen:
+                continue
+            self.seen.add(line)
+            self.lines.append(line)
+            self.offsets.append(start + offset - header.size_bytes)
+            self.lengths.append(length + 1)
+            self.is_failed.append(outcome == "failed")
+            self.usage += usage
+
+    def in_input_order(self) -> Iterator[int]:
+        """The indexes of the rows, by line number."""
+        return iter(sorted(range(len(self.lines)), key=self.lines.__getitem__))
+
+    def row(self, index: int) -> bytes:
+        """A finished line with its line break."""
+        return os.pread(self.file.fileno(), self.lengths[index], self.offsets[index])
+
+    def rows(self, outcome: Outcome) -> Iterator[bytes]:
+        """The rows of one outcome in input order."""
+        for index in self.in_input_order():
+            if bool(self.is_failed[index]) == (outcome == "failed"):
+                yield self.row(index)
+
+
+def committed_lines(store: ObjectStore, batch_id: str) -> int:
+    """How many lines have a result, by the headers of the parts.
+
+    Raises:
+        AssemblyError: a part has no readable header.
+        ObjectStoreError: the store cannot be reached.
+    """
+    lines: set[int] = set()
+    for key in store.keys(parts_prefix(batch_id)):
+        header, _ = _read_header(store.read(key), key, batch_id)
+        lines.update(header.lines)
+    return len(lines)
+
+
+def assemble(
+    store: ObjectStore,
+    *,
+    batch_id: str,
+    output_key: str,
+    error_key: str,
+    workspace: Path,
+    expected_lines: int | None = None,
+    expire_lines_of: Iterable[bytes] | None = None,
+) -> Assembled:
+    """Writes the output and the error file of a batch.
+
+    Args:
+        store: where parts are and files go.
+        batch_id: the batch.
+        output_key: the key of the output file.
+        error_key: the key of the error file.
+        workspace: a directory on disk with room for all parts; nothing stays in it.
+        expected_lines: how many lines must have a result; None for as far as the batch got.
+        expire_lines_of: the input file; each request in it without a result gets a ``batch_expired`` line.
+
+    Raises:
+        AssemblyError: a part is damaged, or ``expected_lines`` is not met.
+        ObjectStoreError: the store cannot be reached.
+    """
+    with tempfile.TemporaryFile(dir=workspace) as file:
+        spool = _Spool(file=file)
+        for key in store.keys(parts_prefix(batch_id)):
+            _add_part(spool, store, key, batch_id)
+        file.flush()
+        found = len(spool.lines)
+        if expected_lines is not None and found != expected_lines:
+            raise AssemblyError(f"{found:,} of {expected_lines:,} lines of {batch_id} have a result")
+        rows_failed = sum(spool.is_failed)
+        counter = _Counter()
+        errors = (
+            spool.rows("failed")
+            if expire_lines_of is None
+            else _with_expired(spool, batch_id, expire_lines_of, counter)
+        )
+        output = _put(store, output_key, spool.rows("completed"))
+        error = _put(store, error_key, errors)
+        return Assembled(
+            output=output,
+            error=error,
+            completed=found - rows_failed,
+            failed=rows_failed + counter.expired,
+            expired=counter.expired,
+            usage=spool.usage,
+        )
+
+
+@dataclass(slots=True)
+class _Counter:
+    expired: int = 0
+
+
+def _with_expired(spool: _Spool, batch_id: str, content: Iterable[bytes], counter: _Counter) -> Iterator[bytes]:
+    """Failed rows, and a ``batch_expired`` line for each request without a row, in input order."""
+    order = spool.in_input_order()
+    index = next(order, None)
+    for line in split_lines(content):
+        if line.is_blank or line.content is None:
+            continue
+        if index is not None and spool.lines[index] == line.number:
+            if spool.is_failed[index]:
+                yield spool.row(index)
+            index = next(order, None)
+            continue
+        counter.expired += 1
+        custom_id = orjson.loads(line.content)["custom_id"]
+        yield error_line(batch_id, line.number, custom_id, BATCH_EXPIRED) + b"\n"
+    if index is not None:
+        raise AssemblyError(f"a part of {batch_id} holds line {spool.lines[index]}, which is no request of the input")
+
+
+def _put(store: ObjectStore, key: str, rows: Iterator[bytes]) -> StoredObject | None:
+    """Streams rows to an object; with no rows, makes sure that there is none."""
+    first = next(rows, None)
+    if first is None:
+        store.delete(key)
+        return None
+    return store.put(key, _chunks(first, rows))
+
+
+def _chunks(first: bytes, rows: Iterator[bytes]) -> Iterator[bytes]:
+    chunk = bytearray(first)
+    for row in rows:
+        if len(chunk) >= _CHUNK_BYTES:
+            yield bytes(chunk)
+            chunk.clear()
+        chunk += row
+    yield bytes(chunk)
+
+
+def _read_header(chunks: Iterator[bytes], key: str, batch_id: str) -> tuple[PartHeader, bytes]:
+    """A part's header, and what was read beyond it."""
+    held = bytearray()
+    for chunk in chunks:
+        held += chunk
+        if (end := held.find(b"\n")) >= 0:
+            break
+        if len(held) > _MAX_HEADER_BYTES:
+            raise AssemblyError(f"part {key} has no header in its first {_MAX_HEADER_BYTES:,} bytes")
+    else:
+        raise AssemblyError(f"part {key} ends before its header does")
+    try:
+        header = decode_header(bytes(held[: end + 1]), key)
+    except PartError as error:
+        raise AssemblyError(str(error)) from error
+    if header.batch_id != batch_id:
+        raise AssemblyError(f"part {key} belongs to {header.batch_id}, not to {batch_id}")
+    return header, bytes(held[end + 1 :])
+
+
+def _add_part(spool: _Spool, store: ObjectStore, key: str, batch_id: str) -> None:
+    chunks = store.read(key)
+    header, rest = _read_header(chunks, key, batch_id)
+    start = spool.file.seek(0, os.SEEK_END)
+    digest = hashlib.sha256(rest)
+    size_bytes = spool.file.write(rest)
+    for chunk in chunks:
+        digest.update(chunk)
+        size_bytes += spool.file.write(chunk)
+    if digest.hexdigest() != header.sha256:
+        raise AssemblyError(f"part {key} is damaged: its SHA-256 is not the one in its header")
+    if size_bytes != sum(header.lengths) + len(header.lengths):
+        raise AssemblyError(f"part {key} is damaged: its rows do not have the lengths in its header")
+    spool.add(header, start)

@@ -1,0 +1,93 @@
+"""The errors of the service.
+
+CloisterError
+├── SettingsError            a setting or the model catalogue is wrong
+├── ObjectStoreError         the object store cannot be reached or refused
+│   └── ObjectNotFoundError  no object with that key
+├── LauncherError            Ray cannot be reached or refused the job
+└── ApiError                 an answer to a client: HTTP status, type, code and param
+    ├── InvalidRequestError  400
+    ├── AuthenticationError  401
+    ├── NotFoundError        404
+    ├── ConflictError        409, not to be retried
+    ├── TooLargeError        413
+    └── UnavailableError     503, to be retried
+"""
+
+
+class CloisterError(Exception):
+    """The root of all errors that the service raises on purpose."""
+
+
+class SettingsError(CloisterError):
+    """A setting or the model catalogue is wrong; the message names the field and what is allowed."""
+
+
+class ObjectStoreError(CloisterError):
+    """The object store cannot be reached, or refused."""
+
+
+class ObjectNotFoundError(ObjectStoreError):
+    """There is no object with that key."""
+
+
+class LauncherError(CloisterError):
+    """Ray cannot be reached, or refused the job."""
+
+
+class ApiError(CloisterError):
+    """An answer to a client in OpenAI's envelope."""
+
+    status_code = 500
+    type = "server_error"
+    headers: dict[str, str] = {}  # noqa: RUF012 - class constant, never mutated
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class InvalidRequestError(ApiError):
+    """The request is wrong; the message says what to change."""
+
+    status_code = 400
+    type = "invalid_request_error"
+
+
+class AuthenticationError(ApiError):
+    """No API key, or none that is valid."""
+
+    status_code = 401
+    type = "invalid_request_error"
+
+
+class NotFoundError(ApiError):
+    """There is no such object in this project."""
+
+    status_code = 404
+    type = "invalid_request_error"
+
+
+class ConflictError(ApiError):
+    """The object's state does not allow this. The official client retries 409 unless it is told not to."""
+
+    status_code = 409
+    type = "invalid_request_error"
+    headers = {"x-should-retry": "false"}  # noqa: RUF012 - class constant, never mutated
+
+
+class TooLargeError(ApiError):
+    """The upload is over the limit."""
+
+    status_code = 413
+    type = "invalid_request_error"
+
+
+class UnavailableError(ApiError):
+    """A part of the stack does not answer; the client may try again."""
+
+    status_code = 503
+    type = "server_error"
+    headers = {"retry-after": "2"}  # noqa: RUF012 - class constant, never mutated

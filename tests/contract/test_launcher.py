@@ -1,0 +1,230 @@
+"""What every launcher must do, asked of the fake and of the Ray Jobs API of a real, small Ray."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from service.adapters.memory_launcher import MemoryLauncher
+from service.adapters.ray_jobs_launcher import RayJobsLauncher, last_words
+from service.errors import LauncherError
+from service.ports import JobState, JobStatus, Launcher
+
+TOKEN = "5d2f0c9e8b7a4c61a3f0d4e5b6978812"
+
+# A job that does what its batch id says. It leaves one line per run in the file that its input key names.
+PROGRAM = """
+import json, os, sys, time
+spec = json.loads(os.environ["CLOISTER_JOB_SPEC"])
+with open(spec["input_key"], "a") as file:
+    file.write(os.environ["GIVEN"] + "\\n")
+if spec["batch_id"] == "runs":
+    time.sleep(600)
+if spec["batch_id"] == "fails":
+    sys.exit("\\x1b[31mEngineStartError:\\x1b[0m no such model directory")
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+@contextmanager
+def ray_head(directory: Path) -> Iterator[str]:
+    port = free_port()
+    options = {
+        "port": free_port(),
+        "node-ip-address": "127.0.0.1",
+        "temp-dir": directory,
+        "dashboard-host": "127.0.0.1",
+        "dashboard-port": port,
+        "dashboard-agent-listen-port": free_port(),
+        "ray-client-server-port": free_port(),
+        "num-cpus": 2,
+        "object-store-memory": 80_000_000,
+    }
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
+    token = directory / "token"
+    token.write_text(TOKEN)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_JOB_STOP_WAIT_TIME_S": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    with (directory / "head.log").open("wb") as log:
+        head = subprocess.Popen([*command, *arguments], env=environment, stdout=log, stderr=log)
+    try:
+        wait_for_jobs_api(f"http://127.0.0.1:{port}", head, directory)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        processes = [*psutil.Process(head.pid).children(recursive=True)]
+        head.terminate()
+        head.wait(30)
+        for process in psutil.wait_procs(processes, timeout=10)[1]:
+            process.kill()
+
+
+def wait_for_jobs_api(address: str, head: subprocess.Popen[bytes], directory: Path) -> None:
+    """Until a job is taken: Ray's Jobs API answers some time before it has an agent that runs jobs."""
+    end = time.monotonic() + 120
+    with RayJobsLauncher(address, entrypoint="true", token=TOKEN) as launcher:
+        while True:
+            assert head.poll() is None, (directory / "head.log").read_text()
+            try:
+                launcher.launch(spec("first", directory / "runs"))
+            except LauncherError:
+                assert time.monotonic() < end
+                time.sleep(0.3)
+            else:
+                return
+
+
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    # Not tmp_path: Ray's socket paths must stay below 107 characters.
+    directory = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    try:
+        with ray_head(directory) as address:
+            yield address
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(params=["memory", pytest.param("ray", marks=pytest.mark.ray)])
+def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
+    if request.param == "memory":
+        yield MemoryLauncher(fake_work)
+        return
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    address = request.getfixturevalue("ray_address")
+    entrypoint = f"{sys.executable} {program}"
+    with RayJobsLauncher(address, entrypoint=entrypoint, environment={"GIVEN": "given"}, token=TOKEN) as opened:
+        yield opened
+
+
+def fake_work(spec: JobSpec) -> JobStatus:
+    with Path(spec.input_key).open("a") as file:
+        file.write("given\n")
+    if spec.batch_id == "fails":
+        return JobStatus(state=JobState.FAILED, message="EngineStartError: no such model directory")
+    return JobStatus(state=JobState.RUNNING if spec.batch_id == "runs" else JobState.SUCCEEDED)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def spec(batch_id: str, runs: Path) -> JobSpec:
+    return JobSpec(
+        job_id=f"{batch_id}-{runs.parent.name}",  # the fixture's Ray lives longer than one test
+        batch_id=batch_id,
+        attempt=1,
+        endpoint="/v1/completions",
+        input_key=str(runs),
+        object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
+        database_url="",
+        model=ModelSpec(id="demo", source="x"),
+    )
+
+
+def until(launcher: Launcher, job_id: str, *states: JobState) -> JobStatus:
+    end = time.monotonic() + 60
+    while (status := launcher.status(job_id)).state not in states:
+        assert time.monotonic() < end, status
+        time.sleep(0.2)
+    return status
+
+
+OVER = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
+
+
+def test_a_job_gets_its_spec_and_environment_and_succeeds(launcher: Launcher, runs: Path) -> None:
+    job = spec("works", runs)
+    launcher.launch(job)
+    assert until(launcher, job.job_id, *OVER) == JobStatus(state=JobState.SUCCEEDED)
+    assert runs.read_text() == "given\n"
+
+
+def test_launching_again_changes_nothing(launcher: Launcher, runs: Path) -> None:
+    job = spec("works", runs)
+    launcher.launch(job)
+    launcher.launch(job)
+    until(launcher, job.job_id, *OVER)
+    launcher.launch(job)
+    assert launcher.status(job.job_id).state is JobState.SUCCEEDED
+    assert runs.read_text() == "given\n"
+
+
+def test_a_failed_job_tells_its_last_words(launcher: Launcher, runs: Path) -> None:
+    job = spec("fails", runs)
+    launcher.launch(job)
+    status = until(launcher, job.job_id, *OVER)
+    assert status.state is JobState.FAILED
+    assert status.message.endswith("EngineStartError: no such model directory")
+
+
+def test_a_job_can_be_stopped_and_stopped_again(launcher: Launcher, runs: Path) -> None:
+    job = spec("runs", runs)
+    launcher.launch(job)
+    until(launcher, job.job_id, JobState.RUNNING)
+    launcher.stop(job.job_id)
+    assert until(launcher, job.job_id, *OVER).state is JobState.STOPPED
+    launcher.stop(job.job_id)
+    assert launcher.status(job.job_id).state is JobState.STOPPED
+
+
+def test_stopping_a_job_that_ended_changes_nothing(launcher: Launcher, runs: Path) -> None:
+    job = spec("works", runs)
+    launcher.launch(job)
+    until(launcher, job.job_id, *OVER)
+    launcher.stop(job.job_id)
+    assert launcher.status(job.job_id).state is JobState.SUCCEEDED
+
+
+def test_a_job_that_never_was_is_missing_and_may_be_stopped(launcher: Launcher) -> None:
+    assert launcher.status("never-1") == JobStatus(state=JobState.MISSING)
+    launcher.stop("never-1")
+
+
+@pytest.mark.parametrize("call", ["launch", "status", "stop"])
+def test_ray_that_does_not_answer_is_told_as_such(call: str, tmp_path: Path) -> None:
+    job = spec("works", tmp_path / "runs")
+    with (
+        RayJobsLauncher(f"http://127.0.0.1:{free_port()}", entrypoint="true") as launcher,
+        pytest.raises(LauncherError, match="cannot reach Ray at http://127"),
+    ):
+        getattr(launcher, call)(job if call == "launch" else job.job_id)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("call", ["launch", "status", "stop"])
+def test_a_wrong_token_is_no_missing_job(call: str, ray_address: str, tmp_path: Path) -> None:
+    job = spec("works", tmp_path / "runs")
+    with (
+        RayJobsLauncher(ray_address, entrypoint="true", token="wrong") as launcher,
+        pytest.raises(LauncherError, match=r"answered 40[13].*RAY_AUTH_TOKEN_PATH"),
+    ):
+        getattr(launcher, call)(job if call == "launch" else job.job_id)
+
+
+def test_last_words_are_short_and_plain() -> None:
+    log = "".join(f"line {number}\r\n\n" for number in range(100)) + "\x1b[1mthe\x07 end\x1b[0m\n"
+    assert last_words(log).splitlines() == [*(f"line {number}" for number in range(86, 100)), "the end"]
+    assert len(last_words("x" * 10_000)) == 2_000

@@ -1,0 +1,172 @@
+"""What every object store must do, asked of all of them."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from ray_job.contract.job_spec import ObjectStoreLocation
+from service.adapters.memory_object_store import MemoryObjectStore
+from service.adapters.open_object_store import open_object_store
+from service.adapters.s3_object_store import open_s3_client
+from service.errors import ObjectNotFoundError, ObjectStoreError
+from service.ports import ObjectStore
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def s3_location() -> Iterator[ObjectStoreLocation]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("AWS_ACCESS_KEY_ID", "test")
+    patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    location = ObjectStoreLocation(
+        kind="s3", bucket="cloister", prefix="some/stack", endpoint_url=f"http://{host}:{port}", region="us-east-1"
+    )
+    client = open_s3_client(location)
+    client.create_bucket(Bucket="cloister")
+    yield location
+    client.close()
+    server.stop()
+    patch.undo()
+
+
+@pytest.fixture(params=["memory", "directory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "memory":
+        return MemoryObjectStore()
+    if request.param == "directory":
+        return open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path / "objects")))
+    opened = open_object_store(request.getfixturevalue("s3_location"))
+    for key in list(opened.keys("")):
+        opened.delete(key)
+    return opened
+
+
+def content(store: ObjectStore, key: str, start: int = 0) -> bytes:
+    return b"".join(store.read(key, start=start))
+
+
+def test_an_object_comes_back_as_it_was_written(store: ObjectStore) -> None:
+    stored = store.put("files/a", [b"one", b"", b"two"])
+    assert content(store, "files/a") == b"onetwo"
+    assert stored.size_bytes == 6
+    assert stored.sha256 == hashlib.sha256(b"onetwo").digest()
+
+
+def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
+    assert store.put("files/a", []).size_bytes == 0
+    assert content(store, "files/a") == b""
+
+
+def test_an_object_of_many_parts_comes_back_in_chunks_of_at_most_one_mib(store: ObjectStore) -> None:
+    chunks = [bytes([number]) * (3 * MIB + 1) for number in range(12)]
+    stored = store.put("files/large", iter(chunks))
+    assert stored.size_bytes == 12 * (3 * MIB + 1)
+    read = list(store.read("files/large"))
+    assert max(map(len, read)) <= MIB
+    assert hashlib.sha256(b"".join(read)).digest() == stored.sha256
+
+
+@pytest.mark.parametrize(("start", "rest"), [(0, b"0123"), (3, b"3"), (4, b""), (9, b"")])
+def test_reading_can_start_anywhere(store: ObjectStore, start: int, rest: bytes) -> None:
+    store.put("files/a", [b"0123"])
+    assert content(store, "files/a", start) == rest
+
+
+def test_writing_again_replaces(store: ObjectStore) -> None:
+    store.put("files/a", [b"old and longer"])
+    store.put("files/a", [b"new"])
+    assert content(store, "files/a") == b"new"
+
+
+@pytest.mark.parametrize("sent", [1, 40 * MIB])
+def test_a_stream_that_breaks_leaves_no_object(store: ObjectStore, sent: int) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"x" * sent
+        raise ConnectionResetError("the client went away")
+
+    with pytest.raises(ConnectionResetError):
+        store.put("files/a", broken())
+    assert list(store.keys("")) == []
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_reading_a_missing_object_says_so(store: ObjectStore, start: int) -> None:
+    store.put("files/a/b", [b"x"])
+    for key in ("files/none", "files/a", "files/a/b/c"):
+        with pytest.raises(ObjectNotFoundError, match=key):
+            content(store, key, start)
+
+
+def test_deleting_a_missing_object_is_no_error(store: ObjectStore) -> None:
+    store.put("files/a", [b"x"])
+    for key in ("files/a", "files/a", "none/at/all"):
+        store.delete(key)
+    assert list(store.keys("")) == []
+
+
+def test_keys_are_listed_by_prefix_in_lexical_order(store: ObjectStore) -> None:
+    keys = ["b/parts/2", "b/parts/10", "b/parts.x", "b/parts-1/z", "b/part", "a", "c/1"]
+    for key in keys:
+        store.put(key, [b""])
+    assert list(store.keys("")) == sorted(keys)
+    assert list(store.keys("b/parts/")) == ["b/parts/10", "b/parts/2"]
+    assert list(store.keys("b/parts/1")) == ["b/parts/10"]
+    assert list(store.keys("b/parts")) == ["b/parts-1/z", "b/parts.x", "b/parts/10", "b/parts/2"]
+    assert list(store.keys("none/")) == []
+    assert list(store.keys("a/")) == []
+
+
+@pytest.mark.parametrize("key", ["../a", "a/../../b", "/etc/passwd", "a//b", ".staging/a", "", "a/", "a\0b"])
+def test_a_key_that_could_leave_the_store_is_refused(store: ObjectStore, key: str) -> None:
+    with pytest.raises(ObjectStoreError, match="not allowed"):
+        store.put(key, [b"x"])
+    with pytest.raises(ObjectStoreError, match="not allowed"):
+        content(store, key)
+    with pytest.raises(ObjectStoreError, match="not allowed"):
+        store.delete(key)
+
+
+def test_a_store_that_answers_passes_its_check(store: ObjectStore) -> None:
+    store.check()
+
+
+def test_a_directory_that_is_gone_fails_its_check(tmp_path: Path) -> None:
+    opened = open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path / "objects")))
+    (tmp_path / "objects" / ".staging").rmdir()
+    with pytest.raises(ObjectStoreError, match="gone"):
+        opened.check()
+
+
+def test_a_directory_keeps_no_temporary_file(tmp_path: Path) -> None:
+    opened = open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path)))
+    opened.put("files/a", [b"x"])
+    with pytest.raises(ObjectStoreError):
+        opened.put("files/a/b", [b"x"])
+    assert list((tmp_path / ".staging").iterdir()) == []
+
+
+def test_a_bucket_that_is_not_there_fails_its_check(s3_location: ObjectStoreLocation) -> None:
+    location = ObjectStoreLocation(kind="s3", bucket="none", endpoint_url=s3_location.endpoint_url, region="us-east-1")
+    with pytest.raises(ObjectStoreError, match="'none'"):
+        open_object_store(location).check()
+
+
+def test_an_endpoint_that_does_not_answer_is_told(s3_location: ObjectStoreLocation) -> None:
+    location = ObjectStoreLocation(kind="s3", bucket="b", endpoint_url="http://127.0.0.1:9", region=s3_location.region)
+    with pytest.raises(ObjectStoreError, match="EndpointConnectionError"):
+        content(open_object_store(location), "files/a")
+
+
+def test_s3_objects_lie_below_the_prefix(s3_location: ObjectStoreLocation) -> None:
+    opened = open_object_store(s3_location)
+    opened.put("files/below", [b"x"])
+    answer = open_s3_client(s3_location).get_object(Bucket="cloister", Key="some/stack/files/below")
+    assert answer["Body"].read() == b"x"
+    assert opened.location() == s3_location

@@ -1,0 +1,92 @@
+"""The real HTTP API on a free loopback port, over real Postgres and an object store in memory."""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import httpx
+import openai
+import psycopg
+import pytest
+import uvicorn
+
+from service.adapters.memory_object_store import MemoryObjectStore
+from service.api.app import create_app
+from service.api.parts import Parts
+from service.api_keys import create_api_key, create_project
+from service.db import Pool, open_pool
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def api_pool(postgres_server_url: str, _template_database: str) -> Iterator[Pool]:
+    """A database for all API tests of a file; each test has a project of its own in it."""
+    name = f"api_{next(_numbers)}"
+    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_template_database}")  # type: ignore[arg-type]
+        with open_pool(postgres_server_url.replace("/postgres?", f"/{name}?"), max_size=4) as opened:
+            yield opened
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def _served(api_pool: Pool) -> Iterator[tuple[str, MemoryObjectStore]]:
+    store = MemoryObjectStore()
+    app = create_app(Parts(pool=api_pool, store=store, models={"demo/small": datetime(2026, 1, 2, tzinfo=UTC)}))
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}", store
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def base_url(_served: tuple[str, MemoryObjectStore]) -> str:
+    """The served API; one model, ``demo/small``, is in its catalogue."""
+    return _served[0]
+
+
+@pytest.fixture
+def store(_served: tuple[str, MemoryObjectStore]) -> MemoryObjectStore:
+    """The object store of the served API, emptied."""
+    emptied = _served[1]
+    for key in list(emptied.keys("")):
+        emptied.delete(key)
+    return emptied
+
+
+@pytest.fixture
+def api_key(api_pool: Pool) -> str:
+    """A key of a project without files and batches."""
+    return create_api_key(api_pool, project_id=create_project(api_pool, f"project {next(_numbers)}").id, name="test")
+
+
+@pytest.fixture
+def client(base_url: str, api_key: str) -> Iterator[openai.OpenAI]:
+    """The official client."""
+    with openai.OpenAI(base_url=f"{base_url}/v1", api_key=api_key, max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stranger(base_url: str, api_pool: Pool) -> Iterator[openai.OpenAI]:
+    """The official client with a key of another project."""
+    key = create_api_key(api_pool, project_id=create_project(api_pool, f"another {next(_numbers)}").id, name="test")
+    with openai.OpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+def http(base_url: str, api_key: str) -> Iterator[httpx.Client]:
+    """Plain HTTP with a good key, for what the official client would not send."""
+    with httpx.Client(base_url=base_url, headers={"authorization": f"Bearer {api_key}"}) as opened:
+        yield opened

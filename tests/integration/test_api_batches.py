@@ -1,0 +1,229 @@
+"""The Batches and Models endpoints, through the official client."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types import Batch
+
+from service.db import Pool
+
+REQUEST = {"input_file_id": "file-none", "endpoint": "/v1/completions", "completion_window": "24h"}
+OPEN = ("validating", "in_progress", "finalizing")
+
+
+def create(client: openai.OpenAI, **options: Any) -> Batch:
+    return client.batches.create(**{**REQUEST, **options})
+
+
+def set_status(api_pool: Pool, batch: Batch, status: str, **columns: Any) -> None:
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE batches SET status = %s WHERE id = %s", [status, batch.id])
+        for column, value in columns.items():
+            connection.execute(f"UPDATE batches SET {column} = %s WHERE id = %s", [value, batch.id])  # type: ignore[arg-type] # noqa: S608
+
+
+def test_a_new_batch_has_every_field_of_the_contract(http: httpx.Client) -> None:
+    batch = http.post("/v1/batches", json={**REQUEST, "metadata": {"team": "ü"}}).json()
+    assert batch.pop("id").startswith("batch_")
+    created_at = batch.pop("created_at")
+    assert batch == {
+        "object": "batch", "endpoint": "/v1/completions", "model": None, "errors": None,
+        "input_file_id": "file-none", "completion_window": "24h", "status": "validating",
+        "output_file_id": None, "error_file_id": None,
+        "in_progress_at": None, "expires_at": created_at + 24 * 3600, "finalizing_at": None, "completed_at": None,
+        "failed_at": None, "expired_at": None, "cancelling_at": None, "cancelled_at": None,
+        "request_counts": {"total": 0, "completed": 0, "failed": 0}, "usage": None, "metadata": {"team": "ü"},
+    }  # fmt: skip
+
+
+def test_a_batch_can_be_told_again_and_is_recorded(client: openai.OpenAI, api_pool: Pool) -> None:
+    batch = create(client, output_expires_after={"anchor": "created_at", "seconds": 3600})
+    assert client.batches.retrieve(batch.id) == batch
+    with api_pool.connection() as connection:
+        row = connection.execute(
+            "SELECT output_expires_after_s, type FROM batches JOIN batch_events ON batch_id = batches.id"
+            " WHERE batches.id = %s",
+            [batch.id],
+        ).fetchone()
+    assert row == {"output_expires_after_s": 3600, "type": "batch.validating"}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"input_file_id": ...}, "missing_required_parameter", "input_file_id"),
+        ({"endpoint": ...}, "missing_required_parameter", "endpoint"),
+        ({"completion_window": ...}, "missing_required_parameter", "completion_window"),
+        ({"input_file_id": 7}, "invalid_type", "input_file_id"),
+        ({"input_file_id": "a\0b"}, "invalid_value", "input_file_id"),
+        ({"endpoint": "/v1/poems"}, "invalid_value", "endpoint"),
+        ({"completion_window": "48h"}, "invalid_value", "completion_window"),
+        ({"metadata": {"x": 1}}, "invalid_type", "metadata.x"),
+        ({"metadata": "x"}, "invalid_type", "metadata"),
+        ({"metadata": {"x": "v" * 513}}, "string_above_max_length", "metadata.x"),
+        ({"metadata": {"k" * 65: "v"}}, "string_above_max_length", "metadata." + "k" * 65),
+        ({"metadata": {str(n): "v" for n in range(17)}}, "object_above_max_properties", "metadata"),
+        ({"output_expires_after": {"seconds": 3600}}, "missing_required_parameter", "output_expires_after.anchor"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
+            "integer_below_min_value",
+            "output_expires_after.seconds",
+        ),
+        ({"completion_windw": "24h"}, "unknown_parameter", "completion_windw"),
+    ],
+)
+def test_a_wrong_request_is_refused(http: httpx.Client, change: dict[str, Any], code: str, param: str) -> None:
+    body = {name: value for name, value in {**REQUEST, **change}.items() if value is not ...}
+    answer = http.post("/v1/batches", json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, param)
+    assert param in error["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"input_file_id":"\\ud800"}', b"null"])
+def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
+    answer = http.post("/v1/batches", content=body)
+    assert answer.status_code == 400
+    assert "JSON object" in answer.json()["error"]["message"]
+
+
+def test_a_refused_endpoint_is_told_with_those_that_are_not(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="'/v1/chat/completions', '/v1/completions' or '/v1/embeddings'"):
+        create(client, endpoint="/v1/images/edits")
+
+
+def test_paging_gives_every_batch_once_and_the_newest_first(client: openai.OpenAI, api_pool: Pool) -> None:
+    ids = [create(client).id for _ in range(5)]
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE batches SET created_at = '2026-01-01'")
+    assert [batch.id for batch in client.batches.list(limit=2)] == ids[::-1]
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("limit=101", "integer_above_max_value"),
+        ("limit=-1", "integer_below_min_value"),
+        ("limit=1.5", "invalid_type"),
+        ("after=17", "invalid_value"),
+    ],
+)
+def test_a_wrong_listing_is_refused(http: httpx.Client, query: str, code: str) -> None:
+    answer = http.get(f"/v1/batches?{query}")
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, query.split("=", maxsplit=1)[0])
+
+
+def test_a_limit_of_nothing_gives_an_empty_list(client: openai.OpenAI, http: httpx.Client) -> None:
+    create(client)
+    answer = http.get("/v1/batches?limit=0").json()
+    assert answer == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+@pytest.mark.parametrize("status", OPEN)
+def test_an_open_batch_can_be_cancelled_twice(client: openai.OpenAI, api_pool: Pool, status: str) -> None:
+    batch = create(client)
+    set_status(api_pool, batch, status)
+    cancelling = client.batches.cancel(batch.id)
+    assert cancelling.status == "cancelling"
+    assert cancelling.cancelling_at
+    assert client.batches.cancel(batch.id) == cancelling
+    set_status(api_pool, batch, "cancelled")
+    assert client.batches.cancel(batch.id).status == "cancelled"
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "expired"])
+def test_a_batch_that_has_ended_cannot_be_cancelled(client: openai.OpenAI, api_pool: Pool, status: str) -> None:
+    batch = create(client)
+    set_status(api_pool, batch, status)
+    with pytest.raises(openai.ConflictError, match=f"Cannot cancel a batch with status '{status}'.") as caught:
+        client.batches.cancel(batch.id)
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert client.batches.retrieve(batch.id).status == status
+
+
+def test_a_failed_batch_tells_its_errors(client: openai.OpenAI, api_pool: Pool) -> None:
+    batch = create(client)
+    set_status(api_pool, batch, "failed")
+    with api_pool.connection() as connection:
+        connection.execute(
+            "INSERT INTO batch_errors (batch_id, ordinal, code, message, line)"
+            " VALUES (%(id)s, 2, 'b', 'second', 9), (%(id)s, 1, 'a', 'first', NULL)",
+            {"id": batch.id},
+        )
+    for told in (client.batches.retrieve(batch.id), client.batches.list().data[0]):
+        assert told.errors is not None
+        assert told.errors.to_dict() == {
+            "object": "list",
+            "data": [
+                {"code": "a", "message": "first", "param": None, "line": None},
+                {"code": "b", "message": "second", "param": None, "line": 9},
+            ],
+        }
+
+
+def test_a_finished_batch_tells_counts_and_usage(client: openai.OpenAI, api_pool: Pool) -> None:
+    batch = create(client)
+    numbers = {"total": 3, "completed": 2, "failed": 1}
+    tokens = {"input_tokens": 10, "cached_tokens": 4, "output_tokens": 5, "reasoning_tokens": 2}
+    set_status(api_pool, batch, "completed", in_progress_at="2026-01-01 00:00:00+00", **numbers, **tokens)
+    told = client.batches.retrieve(batch.id)
+    assert told.in_progress_at == 1767225600
+    assert told.request_counts is not None
+    assert told.request_counts.to_dict() == numbers
+    assert told.usage is not None
+    assert told.usage.to_dict() == {
+        "input_tokens": 10,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 2},
+        "total_tokens": 15,
+    }
+
+
+def test_the_same_request_twice_makes_two_batches(client: openai.OpenAI) -> None:
+    assert create(client).id != create(client).id
+
+
+@pytest.mark.parametrize("headers", [{"x-stainless-retry-count": "1"}, {"x-stainless-retry-count": "2"}])
+def test_a_retried_creation_finds_the_first_batch(client: openai.OpenAI, headers: dict[str, str]) -> None:
+    first = create(client, metadata={"a": "b"})
+    assert create(client, metadata={"a": "b"}, extra_headers=headers).id == first.id
+    assert create(client, metadata={"a": "c"}, extra_headers=headers).id != first.id
+
+
+def test_an_old_batch_is_not_taken_for_a_retry(client: openai.OpenAI, api_pool: Pool) -> None:
+    first = create(client)
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE batches SET created_at = now() - interval '26 minutes'")
+    assert create(client, extra_headers={"x-stainless-retry-count": "1"}).id != first.id
+
+
+def test_creations_under_one_idempotency_key_make_one_batch_even_at_once(client: openai.OpenAI) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        made = threads.map(lambda _: create(client, extra_headers={"Idempotency-Key": "k"}).id, range(4))
+        assert len(set(made)) == 1
+    assert create(client, extra_headers={"Idempotency-Key": "other"}).id != client.batches.list().data[1].id
+
+
+def test_another_project_does_not_see_a_batch(client: openai.OpenAI, stranger: openai.OpenAI) -> None:
+    batch = create(client)
+    for act in (stranger.batches.retrieve, stranger.batches.cancel):
+        with pytest.raises(openai.NotFoundError):
+            act(batch.id)
+    assert list(stranger.batches.list()) == []
+    assert create(stranger, extra_headers={"x-stainless-retry-count": "1"}).id != batch.id
+    assert client.batches.retrieve(batch.id).status == "validating"
+
+
+def test_models_are_those_of_the_catalogue(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.object, model.owned_by, model.created) == ("demo/small", "model", "cloister", 1767312000)
+    assert client.models.retrieve("demo/small") == model
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("gpt-4")
+    assert caught.value.code == "model_not_found"
