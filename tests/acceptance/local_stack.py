@@ -1,0 +1,62 @@
+"""A whole ``cloister local`` on a data directory of its own, seen from outside."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from service.local.client_env import Client, read_client_env
+from service.local.layout import Layout, layout_of
+from service.local.processes import end_everything
+from service.local.ray_head import free_ports
+
+CATALOGUE = {
+    "id": "demo",
+    "accelerator": "cpu",
+    "endpoints": ["/v1/chat/completions"],
+    "engine_args": {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048},
+    # Small parts, so that a kill in the middle finds some lines committed and others not.
+    "batch_size": 16,
+    "max_concurrent_batches": 2,
+}
+
+
+class LocalStack:
+    """One data directory and the ``cloister local`` that runs on it."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        self.layout: Layout = layout_of(directory / "data")
+        self._port = free_ports(1)[0]
+        self._models_file = directory / "models.yaml"
+        self._models_file.write_text(yaml.safe_dump({"models": [CATALOGUE | {"source": str(model)}]}))
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "service.cli", "local", f"--port={self._port}"]
+        command += [f"--data-dir={self.layout.data_dir}", f"--models={self._models_file}"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("cloister is ready"):
+                return
+        raise AssertionError("".join(lines))
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.communicate(timeout=90)
+        end_everything(self.layout)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.communicate(timeout=90)
+
+    @property
+    def client(self) -> Client:
+        client = read_client_env(self.layout.client_env)
+        assert client is not None
+        return client

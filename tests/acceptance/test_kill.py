@@ -1,0 +1,132 @@
+"""Every process is killed in the middle of a batch; the batch completes, with every line exactly once."""
+
+import json
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from openai import APIConnectionError, APIStatusError, OpenAI
+from openai.types import Batch
+
+from service.local.processes import marked_processes
+from tests.acceptance.local_stack import LocalStack
+
+pytestmark = pytest.mark.ray
+
+LINES = 320
+BROKEN_EVERY = 40
+TIMEOUT_S = 420
+
+
+def _requests() -> bytes:
+    lines = []
+    for number in range(LINES):
+        body = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": f"Tell me about number {number}."}],
+            "temperature": -1 if number % BROKEN_EVERY == 0 else 0,
+            "max_tokens": 96,
+            "ignore_eos": True,
+        }
+        lines.append({"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body})
+    return "\n".join(json.dumps(line) for line in lines).encode()
+
+
+def _client(stack: LocalStack) -> OpenAI:
+    return OpenAI(base_url=stack.client.base_url, api_key=stack.client.api_key, max_retries=5)
+
+
+def _create(stack: LocalStack) -> str:
+    with _client(stack) as client:
+        file = client.files.create(file=("requests.jsonl", _requests()), purpose="batch")
+        return client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h").id
+
+
+def _wait(stack: LocalStack, batch_id: str, until: Callable[[Batch], bool]) -> Batch:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        try:
+            with _client(stack) as client:
+                batch = client.batches.retrieve(batch_id)
+        except (APIConnectionError, APIStatusError):
+            time.sleep(0.5)
+            continue
+        assert batch.status not in {"failed", "expired", "cancelled"}, batch
+        if until(batch):
+            return batch
+        time.sleep(0.2)
+    pytest.fail(f"not in time; logs: {stack.layout.logs}")
+
+
+def _in_the_middle(batch: Batch) -> bool:
+    assert batch.status != "completed", "too quick to be killed in the middle"
+    return batch.request_counts is not None and batch.request_counts.completed > 0
+
+
+def _assert_every_line_once(stack: LocalStack, batch: Batch) -> None:
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is not None
+    with _client(stack) as client:
+        texts = [client.files.content(file_id).text for file_id in (batch.output_file_id, batch.error_file_id)]
+    output, errors = ([json.loads(line)["custom_id"] for line in text.splitlines()] for text in texts)
+    broken = [f"line-{number}" for number in range(LINES) if number % BROKEN_EVERY == 0]
+    assert errors == broken
+    assert output == [f"line-{number}" for number in range(LINES) if number % BROKEN_EVERY]
+
+
+def _processes(stack: LocalStack, words: str) -> list[psutil.Process]:
+    found = []
+    for process in marked_processes(stack.layout.local_id):
+        try:
+            if words in " ".join([process.name(), *process.cmdline()]):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "service.api",
+        "service.reconciler",
+        "ray_job.engines.engine_server",
+        "EngineCore",
+        "ray::MapWorker",
+        "raylet",
+    ],
+)
+def test_a_batch_completes_although_a_process_was_killed(stack: LocalStack, words: str) -> None:
+    batch_id = _create(stack)
+    _wait(stack, batch_id, _in_the_middle)
+    victims = _processes(stack, words)
+    assert victims, f"no process is {words}"
+    for victim in victims:
+        victim.kill()
+    _assert_every_line_once(stack, _wait(stack, batch_id, lambda batch: batch.status == "completed"))
+
+
+def test_a_batch_completes_although_postgres_was_killed(stack: LocalStack) -> None:
+    batch_id = _create(stack)
+    _wait(stack, batch_id, _in_the_middle)
+    psutil.Process(int((stack.layout.postgres_data / "postmaster.pid").read_text().split()[0])).kill()
+    _assert_every_line_once(stack, _wait(stack, batch_id, lambda batch: batch.status == "completed"))
+
+
+def test_a_batch_goes_on_after_the_supervisor_was_killed_and_started_again(stack: LocalStack) -> None:
+    batch_id, key = _create(stack), stack.client.api_key
+    _wait(stack, batch_id, _in_the_middle)
+    stack.kill()
+    stack.start()
+    assert stack.client.api_key == key
+    _assert_every_line_once(stack, _wait(stack, batch_id, lambda batch: batch.status == "completed"))
+
+
+def test_nothing_is_left_after_the_supervisor_was_killed(stack: LocalStack) -> None:
+    stack.kill()
+    deadline_s = time.monotonic() + 60
+    while stack.layout.runtime_dir.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    assert marked_processes(stack.layout.local_id) == []
+    assert not stack.layout.runtime_dir.exists()
