@@ -1,6 +1,6 @@
 """Reads the input object once, and gives its open lines in the order of execution.
 
-The object is copied to an unlinked temporary file as it is read; in memory stay 24 bytes per line.
+The object is copied to an unlinked temporary file as it is read; in memory stay some dozen bytes per line.
 So the order of execution is free (lines with one system prompt side by side, which about doubles
 the rows per second where the prefix cache is small) and memory does not grow with the file.
 """
@@ -12,9 +12,8 @@ from collections.abc import Container, Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
+from ray_job.contract.input_lines import split_lines
 from ray_job.rows import execution_order, prefix_key
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class InputLines:
@@ -27,11 +26,12 @@ class InputLines:
         self._lengths = array("Q")
         keys: list[bytes] = []
         offset = 0
-        for line, raw in enumerate(split_lines(chunks), start=1):
-            if not raw.strip() or line in committed:
+        for line in split_lines(chunks):
+            raw = line.content or b""
+            if line.is_blank or line.number in committed:
                 continue
             self._file.write(raw)
-            self._lines.append(line)
+            self._lines.append(line.number)
             self._offsets.append(offset)
             self._lengths.append(len(raw))
             keys.append(prefix_key(raw))
@@ -60,24 +60,3 @@ class InputLines:
                 )
                 for index in self._order[start : start + rows]
             ]
-
-
-def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines of a byte stream without their line breaks (LF or CRLF) and without a byte order mark."""
-    rest: list[bytes] = []
-    first = True
-    for chunk in chunks:
-        *complete, tail = chunk.split(b"\n")
-        for piece in complete:
-            rest.append(piece)
-            yield _bare(b"".join(rest), first=first)
-            rest, first = [], False
-        rest.append(tail)
-    if last := b"".join(rest):
-        yield _bare(last, first=first)
-
-
-def _bare(line: bytes, *, first: bool) -> bytes:
-    if first:
-        line = line.removeprefix(BYTE_ORDER_MARK)
-    return line.removesuffix(b"\r")

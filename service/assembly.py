@@ -15,10 +15,10 @@ from typing import BinaryIO, Final
 
 import orjson
 
+from ray_job.contract.input_lines import split_lines
 from ray_job.contract.lines import BATCH_EXPIRED, Outcome, error_line
 from ray_job.contract.object_keys import parts_prefix
 from ray_job.contract.parts import PartError, PartHeader, Usage, decode_header
-from service.input_file import split_lines
 from service.ports import ObjectStore, StoredObject
 
 _CHUNK_BYTES: Final = 1 << 18

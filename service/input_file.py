@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import orjson
 
+from ray_job.contract.input_lines import Line, split_lines
 from ray_job.contract.lanes import lane_problems
 from service.model_catalogue import CatalogueModel
 
 MAX_LISTED_ERRORS: Final = 1_000
 MAX_EMBEDDING_INPUTS: Final = 50_000
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _EMBEDDINGS: Final = "/v1/embeddings"
 
 
@@ -46,50 +46,6 @@ class InputFacts:
     model: str | None
     errors: tuple[InputError, ...]
     error_count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A physical line without its line break; ``content`` is None when it is longer than allowed."""
-
-    number: int
-    content: bytes | None
-
-    @property
-    def is_blank(self) -> bool:
-        """Whether the line is no request."""
-        return self.content is not None and not self.content.strip()
-
-
-def split_lines(chunks: Iterable[bytes], *, max_line_bytes: int | None = None) -> Iterator[Line]:
-    """The lines of a byte stream, without LF or CRLF and without a byte order mark at the start.
-
-    No more than ``max_line_bytes`` and one chunk is held in memory: the rest of a longer line is skipped.
-    """
-    number, held, too_long = 1, bytearray(), False
-    for chunk in chunks:
-        start = 0
-        while (end := chunk.find(b"\n", start)) >= 0:
-            held += b"" if too_long else memoryview(chunk)[start:end]
-            yield _line(number, held, too_long=too_long, max_line_bytes=max_line_bytes)
-            number, held, too_long, start = number + 1, bytearray(), False, end + 1
-        if not too_long:
-            held += memoryview(chunk)[start:]
-            # One byte more for a carriage return, three for a byte order mark.
-            if max_line_bytes is not None and len(held) > max_line_bytes + len(BYTE_ORDER_MARK) + 1:
-                held, too_long = bytearray(), True
-    if held or too_long:
-        yield _line(number, held, too_long=too_long, max_line_bytes=max_line_bytes)
-
-
-def _line(number: int, held: bytearray, *, too_long: bool, max_line_bytes: int | None) -> Line:
-    content = bytes(held)
-    if number == 1:
-        content = content.removeprefix(BYTE_ORDER_MARK)
-    content = content.removesuffix(b"\r")
-    if too_long or (max_line_bytes is not None and len(content) > max_line_bytes):
-        return Line(number=number, content=None)
-    return Line(number=number, content=content)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -324,6 +280,8 @@ def _model_errors(
     if line.content is not None and len(line.content) > model.limits.max_line_bytes:
         yield _too_long(number, model.limits.max_line_bytes)
     for problem in lane_problems(model.spec.lane, reading.endpoint, body):
+        if problem.param == "stream" and body.get("stream"):
+            continue  # told already: no lane streams
         yield InputError(code="invalid_request", message=problem.message, param=f"body.{problem.param}", line=number)
 
 

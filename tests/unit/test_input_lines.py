@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from ray_job.input_lines import InputLines, split_lines
+from ray_job.contract.input_lines import split_lines
+from ray_job.input_lines import InputLines
 
 
 def line(system: str, number: int) -> bytes:
@@ -15,7 +16,7 @@ def line(system: str, number: int) -> bytes:
 def test_lines_are_the_same_whatever_the_chunks(size: int) -> None:
     data = "\ufeffone\r\n\ntwo ü\nthree".encode()
     chunks = [data[start : start + size] for start in range(0, len(data), size)]
-    assert list(split_lines(chunks)) == [b"one", b"", "two ü".encode(), b"three"]
+    assert [line.content for line in split_lines(chunks)] == [b"one", b"", "two ü".encode(), b"three"]
 
 
 def test_line_numbers_are_physical_and_blank_or_committed_lines_are_left_out() -> None:

@@ -46,6 +46,10 @@ def test_a_parameter_of_the_wrong_type_is_told_by_name(body: dict[str, Any]) -> 
         sampling_params(CHAT, body, {})
 
 
+def test_no_structure_is_asked_for_by_none_because_vllm_refuses_an_empty_one() -> None:
+    assert sampling_params(CHAT, {"structured_outputs": None}, {})["structured_outputs"] is None
+
+
 def test_a_json_schema_travels_as_text() -> None:
     structure = sampling_params(CHAT, {"structured_outputs": {"json": {"type": "object"}}}, {})["structured_outputs"]
     assert structure["json"] == '{"type": "object"}'

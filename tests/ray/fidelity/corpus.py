@@ -208,7 +208,7 @@ def _refused_chat() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "refuse-messages-missing", {"max_tokens": 4}
     yield "refuse-prompt-for-chat", {"prompt": QUESTION}
     yield "refuse-long-prompt", {"messages": _user("word " * 3_000)}
-    yield "refuse-prompt-and-max-tokens", {"messages": _user("word " * 600), "max_tokens": 1_900, "temperature": 0}
+    yield "refuse-prompt-and-max-tokens", {"messages": _user("word " * 1_000), "max_tokens": 1_900, "temperature": 0}
 
 
 _REFUSED_SAMPLING: dict[str, dict[str, Any]] = {
