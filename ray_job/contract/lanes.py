@@ -29,7 +29,6 @@ _SAMPLING: Final = frozenset(
         "min_tokens",
         "presence_penalty",
         "repetition_penalty",
-        "seed",
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "stop",

@@ -34,6 +34,7 @@ class EngineProcess:
         self._socket = self._directory / "s"
         self._log = self._directory / "log"
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment["TMPDIR"] = str(self._directory)  # vLLM leaves its sockets and rendezvous files there
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ray_job.engines.engine_server", str(self._socket), *options],

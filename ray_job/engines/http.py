@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ray_job.contract.job_spec import JobSpec
+from ray_job.engines.waiting_stage import wait_in_few_actors
 from ray_job.errors import EndpointUnreachableError
 
 if TYPE_CHECKING:
@@ -33,13 +34,10 @@ def http_lane(spec: JobSpec, requests: "Dataset") -> "Dataset":
     from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
     model = spec.model
-    actors = model.concurrency * model.max_concurrent_batches
-    num_cpus = model.engine_num_cpus / model.max_concurrent_batches
     config = HttpRequestProcessorConfig(
         url=model.base_url,
         batch_size=model.batch_size,
         session_factory=functools.partial(EndpointSession, model.base_url),
-        http_request_stage={"enabled": True, "num_cpus": num_cpus, "concurrency": (actors, actors)},
     )
     stage = {"num_cpus": model.stage_num_cpus}
     processor = build_processor(
@@ -49,6 +47,7 @@ def http_lane(spec: JobSpec, requests: "Dataset") -> "Dataset":
         preprocess_map_kwargs=stage,
         postprocess_map_kwargs=stage,
     )
+    wait_in_few_actors(processor.get_stage_by_name("HttpRequestStage"), model)
     return processor(requests)
 
 

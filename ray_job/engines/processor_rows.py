@@ -25,7 +25,10 @@ _FLOATS: Final = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-_INTEGERS: Final = {"top_k": 0, "min_tokens": 0, "seed": None}
+# No seed: between the stages an integer that some rows lack becomes a float, on which the engine dies.
+_INTEGERS: Final = {"top_k": 0, "min_tokens": 0}
+# The engine ends a generation at its context anyway; null is not to be had, for the same reason.
+NO_MAX_TOKENS: Final = 2**31 - 1
 _FLAGS: Final = {"ignore_eos": False, "skip_special_tokens": True, "spaces_between_special_tokens": True}
 # Errors of vLLM that say that the request is wrong, by the name that ray.data.llm passes on.
 _REQUEST_ERRORS: Final = frozenset({"BodyError", "ValueError", "TypeError", "VLLMValidationError", "ValidationError"})
@@ -66,7 +69,9 @@ def sampling_params(endpoint: str, body: Mapping[str, Any], defaults: Mapping[st
 def _max_tokens(endpoint: str, body: Mapping[str, Any], defaults: Mapping[str, Any]) -> int | None:
     if endpoint == COMPLETIONS:
         return _integer(body, "max_tokens", COMPLETION_MAX_TOKENS)
-    return _integer(body, "max_completion_tokens", _integer(body, "max_tokens", defaults.get("max_tokens")))
+    return _integer(
+        body, "max_completion_tokens", _integer(body, "max_tokens", defaults.get("max_tokens", NO_MAX_TOKENS))
+    )
 
 
 def _structured_outputs(body: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.engines.engine_args import effective_engine_args
 from ray_job.engines.processor import engine_runtime_env
+from ray_job.engines.waiting_stage import wait_in_few_actors
 from ray_job.errors import EngineStartError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def serve_lane(spec: JobSpec, requests: "Dataset") -> "Dataset":
         deployment_name=DEPLOYMENT_PREFIX + deployment_name(model),
         app_name=deploy(model),
         batch_size=model.batch_size,
-        concurrency=model.concurrency * model.max_concurrent_batches,
     )
     stage = {"num_cpus": model.stage_num_cpus}
     processor = build_processor(
@@ -38,10 +38,7 @@ def serve_lane(spec: JobSpec, requests: "Dataset") -> "Dataset":
         preprocess_map_kwargs=stage,
         postprocess_map_kwargs=stage,
     )
-    # The stage only waits for the deployment; unset it would reserve a whole CPU for each of its actors.
-    processor.get_stage_by_name("ServeDeploymentStage").map_batches_kwargs["num_cpus"] = (
-        model.stage_num_cpus / model.max_concurrent_batches
-    )
+    wait_in_few_actors(processor.get_stage_by_name("ServeDeploymentStage"), model)
     return processor(requests)
 
 
@@ -80,6 +77,11 @@ def deploy(model: ModelSpec) -> str:
         return name
     arguments = effective_engine_args(model)
     del arguments["model"], arguments["served_model_name"]
+    cpu: dict[str, Any] = {}
+    if model.accelerator == "cpu":
+        # Without the first the deployment waits for a GPU for ever.
+        cpu["accelerator_config"] = {"kind": "cpu"}
+        cpu["placement_group_config"] = {"bundle_per_worker": {"CPU": model.engine_num_cpus}}
     config = LLMConfig(
         model_loading_config={"model_id": model.id, "model_source": model.source},
         engine_kwargs=arguments,
@@ -87,10 +89,13 @@ def deploy(model: ModelSpec) -> str:
             "name": name,
             "num_replicas": model.concurrency,
             "max_ongoing_requests": 2 * model.batch_size * model.max_concurrent_batches,
+            # The engine's share is the placement below; the replica itself would reserve one CPU more, and
+            # on a Ray of two CPUs none would be left for the other stages: a wait for ever.
+            "ray_actor_options": {"num_cpus": 0},
         },
         log_engine_metrics=False,
         runtime_env=engine_runtime_env(model),
-        **({"accelerator_config": {"kind": "cpu"}} if model.accelerator == "cpu" else {}),
+        **cpu,
     )
     application = build_llm_deployment(config, name_prefix=DEPLOYMENT_PREFIX, deployment_cls=EngineDeployment)
     # Only this job asks the engine, by its handle: Serve's HTTP proxy would take port 8000 of every node.

@@ -3,7 +3,8 @@
 ``total_s``      for scripts: from the start of their process to its end; for cloister: from the creation of
                  the batch to the poll that finds it ``completed``, Ray and the services being new and idle.
 ``first_row_s``  from the same start to the first moment that finished rows are seen.
-``rows_per_s``   the rows between the 10 % and the 90 % mark, over the time between those marks.
+``rows_per_s``   the rows between the 10 % and the 90 % mark, over the time between those marks; over the
+                 whole time where a file is so small that all rows come at once.
 ``peak_mb``      the largest sum of proportional set sizes (shared pages count once) over all processes that
                  the run started, sampled once a second.
 """
@@ -56,7 +57,9 @@ class Progress:
         """The steady rate; see the module's docstring."""
         first = next(sample for sample in self.samples if sample[1] >= STEADY_FROM * self.lines)
         last = next(sample for sample in self.samples if sample[1] >= STEADY_TO * self.lines)
-        return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else float("nan")
+        if last[0] == first[0]:
+            return last[1] / last[0]
+        return (last[1] - first[1]) / (last[0] - first[0])
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ BAD_BODIES = [
 
 
 def _bodies() -> list[dict[str, Any]]:
-    varied = [{}, {"stop": ["e"]}, {"seed": 5, "temperature": 0.8}, {"max_tokens": 3}, {"top_k": 5}]
+    varied = [{}, {"stop": ["e"]}, {"presence_penalty": 0.8}, {"max_tokens": 3}, {"top_k": 5}]
     return [*(chat(f"Question {n}", **varied[n % len(varied)]) for n in range(GOOD)), *BAD_BODIES]
 
 
