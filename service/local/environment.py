@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from service.local.layout import Layout
 
 LOCAL_ID = "CLOISTER_LOCAL_ID"
@@ -32,7 +34,14 @@ QUIET = {
     "PYTHONUNBUFFERED": "1",
 }
 
-CPU_ENGINE = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+def cpu_engine(cores: int) -> dict[str, str]:
+    """What an engine on the CPU needs; a value of the caller's own goes before it.
+
+    Ray gives a worker as many threads as it reserves CPUs, which for the engine is one: with all cores it answered
+    48 instead of 35 rows per second on two.
+    """
+    return {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": str(cores)}
 
 
 def child_environment(
@@ -50,7 +59,7 @@ def child_environment(
     environment = {name: value for name, value in inherited.items() if name not in DROPPED}
     environment |= QUIET
     if not gpu:
-        environment = {**CPU_ENGINE, **environment}
+        environment = {**cpu_engine(psutil.cpu_count() or 1), **environment}
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     return environment | {

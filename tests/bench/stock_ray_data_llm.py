@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 
+BATCH_SIZE = 64
 SAMPLING_FIELDS = ("max_tokens", "min_tokens", "temperature")
 
 
@@ -38,7 +39,7 @@ def main() -> None:
         model_source=model,
         engine_kwargs=json.loads(engine_kwargs),
         concurrency=1,
-        batch_size=64,
+        batch_size=BATCH_SIZE,
         placement_group_config=None if on_gpu else {"bundle_per_worker": {"CPU": 1}},
         chat_template_stage={"enabled": True, "num_cpus": 0.25},
         tokenize_stage=False,
@@ -51,7 +52,9 @@ def main() -> None:
         preprocess_map_kwargs={"num_cpus": 0.25},
         postprocess_map_kwargs={"num_cpus": 0.25},
     )
-    answers = processor(ray.data.read_json(source, ray_remote_args={"num_cpus": 0.25}))
+    # Without the number of blocks the file is one, and no row is seen before the last one is finished.
+    blocks = -(-Path(source).read_bytes().count(b"\n") // BATCH_SIZE)
+    answers = processor(ray.data.read_json(source, override_num_blocks=blocks, ray_remote_args={"num_cpus": 0.25}))
     with Path(target).open("w", buffering=1) as file:
         file.writelines(json.dumps(row) + "\n" for row in answers.iter_rows())
     ray.shutdown()
