@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.input_lines import split_lines
+from ray_job.contract.job_spec import ModelSpec
 from service.input_file import InputFacts, embedding_inputs, read_input_file
 from service.model_catalogue import CatalogueModel, ModelLimits
 
