@@ -2,7 +2,7 @@
 
 It listens on a Unix socket only, in a directory that this account alone can enter; that is what
 stands for a password here. Postgres refuses to run as root: then it runs as the account
-``pgserver``, with the one capability that lets it reach a data directory below /root.
+``pgserver``, with the one capability that lets it reach a data directory in root's home.
 """
 
 import importlib.util
