@@ -50,7 +50,7 @@ def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None
             continue
 
 
-def _shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:
+def shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:
     """The files of /dev/shm that these processes have mapped; a killed process cannot remove its own."""
     found = set()
     for process in processes:
@@ -65,7 +65,7 @@ def _shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:
 def _end(find: Callable[[], list[psutil.Process]], *, grace_s: float) -> None:
     """Ends what ``find`` gives until it gives nothing, so that what starts meanwhile is found too."""
     processes = find()
-    shared = _shared_memory(processes)
+    shared = shared_memory(processes)
     if grace_s:
         _signal(processes, signal.SIGTERM)
         psutil.wait_procs(processes, timeout=grace_s)
@@ -73,7 +73,7 @@ def _end(find: Callable[[], list[psutil.Process]], *, grace_s: float) -> None:
         processes = find()
         if not processes:
             break
-        shared |= _shared_memory(processes)
+        shared |= shared_memory(processes)
         _signal(processes, signal.SIGKILL)
         psutil.wait_procs(processes, timeout=0.2)
     for path in shared:

@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
+
+from service.local.processes import shared_memory
 
 START_TIMEOUT_S = 300
 RUN_TIMEOUT_S = 600
@@ -112,8 +115,13 @@ def http_server(flags: Sequence[str], directory: Path, *, port: int = 0) -> Iter
             _wait_until_it_listens(process, ("127.0.0.1", port) if port else str(socket_path), log)
             yield str(socket_path)
         finally:
+            # vLLM's worker leaves the memory that it shares with the engine core behind when it is ended by a signal.
+            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            left_behind = shared_memory(family)
             process.terminate()
             process.wait(timeout=60)
+            for path in left_behind:
+                path.unlink(missing_ok=True)
 
 
 def _wait_until_it_listens(process: "subprocess.Popen[bytes]", address: str | tuple[str, int], log: Path) -> None:
