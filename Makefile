@@ -5,7 +5,7 @@ BUILD   := build
 PYTHON  := $(VENV)/bin/python
 MODEL_DIR := $(BUILD)/demo_model
 
-# Without compiled bytecode every import of vLLM takes 28 s instead of 12.
+# Without compiled bytecode every import of vLLM takes about twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 unexport VIRTUAL_ENV
