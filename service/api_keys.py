@@ -1,9 +1,11 @@
 """Projects and their API keys. Of a key, only its SHA-256 digest and last four characters are kept."""
 
 import hashlib
+import hmac
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Final
 
 from service.db import Pool, query
@@ -18,6 +20,23 @@ class Project:
 
     id: str
     name: str
+
+
+class Scope(StrEnum):
+    """What a key may do: see everything of its project; upload, create, cancel and delete; see and manage the rest."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Whom a request acts for, by which key, and what that key may do."""
+
+    project: Project
+    key_id: str
+    scopes: frozenset[Scope]
 
 
 def _digest(key: str) -> bytes:
@@ -72,11 +91,17 @@ def create_api_key(pool: Pool, *, project_id: str, name: str, expires_at: dateti
     return key
 
 
-def authenticate(pool: Pool, key: str) -> Project | None:
-    """The project of a key, or None for a key that is unknown, expired or revoked."""
+def authenticate(pool: Pool, key: str) -> Access | None:
+    """What a key gives access to, or None for a key that is unknown, expired or revoked."""
+    digest = _digest(key)
     with pool.connection() as connection:
-        row = connection.execute(query("project_of_api_key"), {"key_sha256": _digest(key)}).fetchone()
-    return Project(id=row["id"], name=row["name"]) if row else None
+        rows = connection.execute(query("api_keys_by_digest"), {"key_sha256": digest}).fetchall()
+    for row in rows:
+        # The lookup went by a prefix of the digest: how long it took tells nothing of the rest.
+        if hmac.compare_digest(row["key_sha256"], digest):
+            project = Project(id=row["project_id"], name=row["project_name"])
+            return Access(project=project, key_id=row["id"], scopes=frozenset(map(Scope, row["scopes"])))
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,12 @@ CloisterError
 └── ApiError                 an answer to a client: HTTP status, type, code and param
     ├── InvalidRequestError  400
     ├── AuthenticationError  401
+    ├── ScopeError           403
     ├── NotFoundError        404
     ├── ConflictError        409, not to be retried
     ├── TooLargeError        413
+    ├── RateLimitError       429, to be retried once others have ended
+    ├── QuotaError           429, not to be retried as it is
     └── UnavailableError     503, to be retried
 """
 
@@ -63,6 +66,13 @@ class AuthenticationError(ApiError):
     type = "invalid_request_error"
 
 
+class ScopeError(ApiError):
+    """The API key is good, but lacks the scope that this needs."""
+
+    status_code = 403
+    type = "invalid_request_error"
+
+
 class NotFoundError(ApiError):
     """There is no such object in this project."""
 
@@ -83,6 +93,22 @@ class TooLargeError(ApiError):
 
     status_code = 413
     type = "invalid_request_error"
+
+
+class RateLimitError(ApiError):
+    """A limit of the project is reached for now; room is made when a batch of it ends."""
+
+    status_code = 429
+    type = "rate_limit_error"
+    headers = {"retry-after": "30"}  # noqa: RUF012 - class constant, never mutated
+
+
+class QuotaError(ApiError):
+    """A limit of the project that waiting does not help with: something must be deleted, made smaller or raised."""
+
+    status_code = 429
+    type = "insufficient_quota"
+    headers = {"x-should-retry": "false"}  # noqa: RUF012 - class constant, never mutated
 
 
 class UnavailableError(ApiError):

@@ -16,6 +16,7 @@ from service.errors import SettingsError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 _MAX_PORT: Final = 65_535
+_MAX_DAYS: Final = 3_650
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,10 @@ class Settings:
             ``-m ray_job`` by default.
         max_running_jobs: CLOISTER_MAX_RUNNING_JOBS, jobs that may run at the same time, 2 by default. On a Ray that
             is too small for all of them, jobs that hold a part of what they need block each other for ever.
+        retention_days: CLOISTER_RETENTION_DAYS, 30 by default: how long files without an expiry of their own and
+            batches that have ended are kept, unless their project says otherwise.
+        health_port: CLOISTER_HEALTH_PORT, the TCP port on which the reconciler answers /healthz, /readyz and
+            /metrics; 0, the default, for none.
         log_level: CLOISTER_LOG_LEVEL, the least important level that is logged.
     """
 
@@ -49,6 +54,8 @@ class Settings:
     ray_address: str
     job_entrypoint: str
     max_running_jobs: int
+    retention_days: int
+    health_port: int
     log_level: LogLevel
 
 
@@ -101,6 +108,12 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     max_running_jobs = environment.get("CLOISTER_MAX_RUNNING_JOBS", "2")
     if not (max_running_jobs.isascii() and max_running_jobs.isdecimal() and int(max_running_jobs) > 0):
         problems.append(f"CLOISTER_MAX_RUNNING_JOBS must be a whole number of at least 1, not {max_running_jobs!r}")
+    retention_days = environment.get("CLOISTER_RETENTION_DAYS", "30")
+    if not (retention_days.isascii() and retention_days.isdecimal() and 0 < int(retention_days) <= _MAX_DAYS):
+        problems.append(f"CLOISTER_RETENTION_DAYS must be a whole number from 1 to {_MAX_DAYS}, not {retention_days!r}")
+    health_port = environment.get("CLOISTER_HEALTH_PORT", "0")
+    if not (health_port.isascii() and health_port.isdecimal() and int(health_port) <= _MAX_PORT):
+        problems.append(f"CLOISTER_HEALTH_PORT must be a whole number from 0 to {_MAX_PORT}, not {health_port!r}")
     log_level = environment.get("CLOISTER_LOG_LEVEL", "info").lower()
     if log_level not in get_args(LogLevel):
         problems.append(f"CLOISTER_LOG_LEVEL must be one of {', '.join(get_args(LogLevel))}, not {log_level!r}")
@@ -117,6 +130,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ray_address=ray_address,
         job_entrypoint=environment.get("CLOISTER_JOB_ENTRYPOINT", f"{shlex.quote(sys.executable)} -m ray_job"),
         max_running_jobs=int(max_running_jobs),
+        retention_days=int(retention_days),
+        health_port=int(health_port),
         log_level=cast("LogLevel", log_level),
     )
 

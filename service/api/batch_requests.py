@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Request
 from pydantic import ValidationError
 
-from service.api.authentication import ProjectDependency
+from service.api.authentication import SubmitAccess
 from service.api.error_mapping import invalid_request
 from service.api.schemas import BatchRequest
 from service.errors import TooLargeError
@@ -42,7 +42,7 @@ def may_be_a_retry(headers: Mapping[str, str]) -> bool:
     return "idempotency-key" in headers or (attempts.isdecimal() and int(attempts) > 0)
 
 
-async def _parsed_creation(request: Request, _project: ProjectDependency) -> Creation:
+async def _parsed_creation(request: Request, _access: SubmitAccess) -> Creation:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

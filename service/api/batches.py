@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query
 from psycopg.types.json import Jsonb
 
-from service.api.authentication import ProjectDependency
+from service.api.authentication import ReadAccess, SubmitAccess
 from service.api.batch_requests import Creation, CreationDependency
 from service.api.parts import Parts, PartsDependency
 from service.api.schemas import BatchObject, Page, Text, batch_object, page
@@ -56,15 +56,15 @@ def _batch_row(parts: Parts, project: Project, batch_id: str) -> dict[str, Any]:
 
 
 @router.post("")
-def create_batch(parts: PartsDependency, project: ProjectDependency, creation: CreationDependency) -> BatchObject:
+def create_batch(parts: PartsDependency, access: SubmitAccess, creation: CreationDependency) -> BatchObject:
     """Creates a batch, or finds the one that an earlier attempt of the same request created."""
-    return batch_object(_insert_or_find(parts, project, creation))
+    return batch_object(_insert_or_find(parts, access.project, creation))
 
 
 @router.get("")
 def list_batches(
     parts: PartsDependency,
-    project: ProjectDependency,
+    access: ReadAccess,
     after: Annotated[Text | None, Query()] = None,
     limit: Annotated[int, Query(ge=0, le=100)] = 20,
 ) -> Page[BatchObject]:
@@ -76,7 +76,7 @@ def list_batches(
     with parts.pool.connection() as connection:
         cursor = None
         if after:
-            row = connection.execute(query("batch_cursor"), {"id": after, "project_id": project.id}).fetchone()
+            row = connection.execute(query("batch_cursor"), {"id": after, "project_id": access.project.id}).fetchone()
             if row is None:
                 raise InvalidRequestError(
                     f"Invalid 'after': there is no batch {after!r}. Give the id of the last batch of the page before.",
@@ -85,28 +85,28 @@ def list_batches(
                 )
             cursor = row["seq"]
         rows = connection.execute(
-            query("list_batches"), {"project_id": project.id, "cursor": cursor, "limit": limit + 1}
+            query("list_batches"), {"project_id": access.project.id, "cursor": cursor, "limit": limit + 1}
         ).fetchall()
     return Page[BatchObject](**page([batch_object(row) for row in rows], limit=limit))
 
 
 @router.get("/{batch_id}")
-def retrieve_batch(parts: PartsDependency, project: ProjectDependency, batch_id: Text) -> BatchObject:
+def retrieve_batch(parts: PartsDependency, access: ReadAccess, batch_id: Text) -> BatchObject:
     """Tells about one batch."""
-    return batch_object(_batch_row(parts, project, batch_id))
+    return batch_object(_batch_row(parts, access.project, batch_id))
 
 
 @router.post("/{batch_id}/cancel")
-def cancel_batch(parts: PartsDependency, project: ProjectDependency, batch_id: Text) -> BatchObject:
+def cancel_batch(parts: PartsDependency, access: SubmitAccess, batch_id: Text) -> BatchObject:
     """Starts to cancel a batch; a batch that is being cancelled or is cancelled stays as it is.
 
     Raises:
         ConflictError: the batch has ended in another way.
     """
     with parts.pool.connection() as connection:
-        row = connection.execute(query("cancel_batch"), {"id": batch_id, "project_id": project.id}).fetchone()
+        row = connection.execute(query("cancel_batch"), {"id": batch_id, "project_id": access.project.id}).fetchone()
     if row is None:
-        row = _batch_row(parts, project, batch_id)
+        row = _batch_row(parts, access.project, batch_id)
         if row["status"] not in {"cancelling", "cancelled"}:
             raise ConflictError(f"Cannot cancel a batch with status '{row['status']}'.")
     return batch_object(row)

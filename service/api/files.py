@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from ray_job.contract.object_keys import file_key
-from service.api.authentication import ProjectDependency
+from service.api.authentication import ReadAccess, SubmitAccess
 from service.api.parts import Parts, PartsDependency
 from service.api.schemas import DeletedFile, FileObject, Page, Text, file_object, page
 from service.api.uploads import Upload, UploadDependency
@@ -63,16 +63,16 @@ def _insert(parts: Parts, project: Project, upload: Upload, file_id: str) -> dic
 
 
 @router.post("")
-def create_file(parts: PartsDependency, project: ProjectDependency, upload: UploadDependency) -> FileObject:
+def create_file(parts: PartsDependency, access: SubmitAccess, upload: UploadDependency) -> FileObject:
     """Takes an upload."""
-    return file_object(_insert(parts, project, upload, new_file_id()))
+    return file_object(_insert(parts, access.project, upload, new_file_id()))
 
 
 @router.get("")
 def list_files(
     *,
     parts: PartsDependency,
-    project: ProjectDependency,
+    access: ReadAccess,
     purpose: Annotated[Text | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Annotated[Literal["asc", "desc"], Query()] = "desc",
@@ -86,7 +86,7 @@ def list_files(
     with parts.pool.connection() as connection:
         cursor = None
         if after:
-            row = connection.execute(query("file_cursor"), {"id": after, "project_id": project.id}).fetchone()
+            row = connection.execute(query("file_cursor"), {"id": after, "project_id": access.project.id}).fetchone()
             if row is None:
                 raise InvalidRequestError(
                     f"Invalid 'after': there is no file {after!r}. Give the id of the last file of the page before.",
@@ -96,21 +96,21 @@ def list_files(
             cursor = row["seq"]
         rows = connection.execute(
             query(f"list_files_{order}"),
-            {"project_id": project.id, "purpose": purpose, "cursor": cursor, "limit": limit + 1},
+            {"project_id": access.project.id, "purpose": purpose, "cursor": cursor, "limit": limit + 1},
         ).fetchall()
     return Page[FileObject](**page([file_object(row) for row in rows], limit=limit))
 
 
 @router.get("/{file_id}")
-def retrieve_file(parts: PartsDependency, project: ProjectDependency, file_id: Text) -> FileObject:
+def retrieve_file(parts: PartsDependency, access: ReadAccess, file_id: Text) -> FileObject:
     """Tells about one file."""
-    return file_object(_file_row(parts, project, file_id))
+    return file_object(_file_row(parts, access.project, file_id))
 
 
 @router.get("/{file_id}/content")
-def retrieve_file_content(parts: PartsDependency, project: ProjectDependency, file_id: Text) -> StreamingResponse:
+def retrieve_file_content(parts: PartsDependency, access: ReadAccess, file_id: Text) -> StreamingResponse:
     """Streams a file's content."""
-    row = _file_row(parts, project, file_id)
+    row = _file_row(parts, access.project, file_id)
     chunks = parts.store.read(file_key(file_id))
     # The first chunk is read before the answer starts, so that a store that is down is told as an error.
     first = next(chunks, b"")
@@ -125,10 +125,10 @@ def retrieve_file_content(parts: PartsDependency, project: ProjectDependency, fi
 
 
 @router.delete("/{file_id}")
-def delete_file(parts: PartsDependency, project: ProjectDependency, file_id: Text) -> DeletedFile:
+def delete_file(parts: PartsDependency, access: SubmitAccess, file_id: Text) -> DeletedFile:
     """Deletes a file and its content. Where the store refuses, nothing has changed and the client may try again."""
     with parts.pool.connection() as connection:
-        row = connection.execute(query("delete_file"), {"id": file_id, "project_id": project.id}).fetchone()
+        row = connection.execute(query("delete_file"), {"id": file_id, "project_id": access.project.id}).fetchone()
         if row is None:
             raise _no_such_file(file_id)
         parts.store.delete(file_key(file_id))

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartParser
 
-from service.api.authentication import ProjectDependency
+from service.api.authentication import SubmitAccess
 from service.api.error_mapping import invalid_request
 from service.api.schemas import UploadFields
 from service.errors import InvalidRequestError, TooLargeError
@@ -104,7 +104,7 @@ def _check_batch_file(file: BinaryIO, size_bytes: int) -> None:
         )
 
 
-async def _parsed_upload(request: Request, _project: ProjectDependency) -> AsyncIterator[Upload]:
+async def _parsed_upload(request: Request, _access: SubmitAccess) -> AsyncIterator[Upload]:
     """The form of a request whose API key is known to be good. Its file is closed after the answer."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise InvalidRequestError("An upload must be a multipart form (Content-Type: multipart/form-data).")

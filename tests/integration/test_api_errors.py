@@ -46,7 +46,9 @@ def test_a_key_is_stored_as_a_digest_only(api_pool: Pool) -> None:
     assert ensure_default_project(api_pool) == project
     key = create_api_key(api_pool, project_id=project.id, name="mine", expires_at=datetime(2100, 1, 1, tzinfo=UTC))
     assert re.fullmatch(r"sk-cloister-[\w-]{43}", key)
-    assert authenticate(api_pool, key) == project
+    access = authenticate(api_pool, key)
+    assert access is not None
+    assert access.project == project
     with api_pool.connection() as connection:
         row = connection.execute("SELECT * FROM api_keys WHERE name = 'mine'").fetchone()
     assert key.removeprefix("sk-cloister-") not in repr(row)

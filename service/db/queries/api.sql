@@ -12,12 +12,13 @@ RETURNING id, name
 INSERT INTO api_keys (id, project_id, name, key_sha256, hint, expires_at)
 VALUES (%(id)s, %(project_id)s, %(name)s, %(key_sha256)s, %(hint)s, %(expires_at)s)
 
--- name: project_of_api_key
-SELECT projects.id, projects.name
+-- name: api_keys_by_digest
+SELECT api_keys.id, key_sha256, scopes, project_id, projects.name AS project_name
 FROM api_keys JOIN projects ON projects.id = api_keys.project_id
-WHERE key_sha256 = %(key_sha256)s
+WHERE substr(key_sha256, 1, 8) = substr(%(key_sha256)s::bytea, 1, 8)
   AND revoked_at IS NULL
   AND (expires_at IS NULL OR expires_at > now())
+  AND archived_at IS NULL
 
 -- name: check_schema
 SELECT FROM batches LIMIT 1
