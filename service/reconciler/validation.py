@@ -13,7 +13,7 @@ def validate(context: Context, batch: Batch) -> None:
     Raises:
         ObjectStoreError: the store cannot be reached; the batch stays as it is.
     """
-    problem = input_file_problem(context.pool, batch, utc_now())
+    problem = input_file_problem(context.pool, batch)
     if problem is None:
         try:
             facts = _read(context, batch)

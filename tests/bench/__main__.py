@@ -1,13 +1,18 @@
-"""``make bench``, or ``python -m tests.bench --lines 400``: see ``--help``."""
+"""``make bench``, or ``python -m tests.bench --lines 400``: see ``--help``.
+
+``python -m tests.bench validation`` measures how fast input files are validated; it needs no engine.
+"""
 
 import argparse
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ray_job.demo_model import make_demo_model
+from tests.bench import validation
 from tests.bench.measure import Result
 from tests.bench.runners import MODEL_ID, RUNNERS, Setup
 from tests.bench.workload import write_workload
@@ -64,4 +69,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["validation"]:
+        validation.main(sys.argv[2:])
+    else:
+        main()

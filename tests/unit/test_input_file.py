@@ -18,9 +18,16 @@ MODELS = {
 }
 
 
+HELLO = [{"role": "user", "content": "hi"}]
+
+
 def request(custom_id: str = "a", /, **changes: Any) -> dict[str, Any]:
-    body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    body = {"model": "demo", "messages": HELLO}
     return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body} | changes
+
+
+def chat(custom_id: str = "a", /, **changes: Any) -> dict[str, Any]:
+    return request(custom_id, body={"model": "demo", "messages": HELLO} | changes)
 
 
 def read(*lines: dict[str, Any] | bytes, endpoint: str = CHAT, **options: Any) -> InputFacts:
@@ -57,13 +64,17 @@ def without(key: str) -> dict[str, Any]:
         (request(url=["x"]), "invalid_url", "url"),
         (without("body"), "missing_required_parameter", "body"),
         (request(body="x"), "invalid_request", "body"),
-        (request(body={}), "missing_required_parameter", "body.model"),
-        (request(body={"model": 1}), "invalid_request", "body.model"),
-        (request(body={"model": "dem"}), "model_not_found", "body.model"),
-        (request(body={"model": "demo", "stream": True}), "streaming_unsupported", "body.stream"),
+        (request(body={"messages": HELLO}), "missing_required_parameter", "body.model"),
+        (chat(model=1), "invalid_request", "body.model"),
+        (chat(model=""), "invalid_request", "body.model"),
+        (chat(model="dem"), "model_not_found", "body.model"),
+        (chat(messages=None), "missing_required_parameter", "body.messages"),
+        (chat(messages=[]), "missing_required_parameter", "body.messages"),
+        (request(body={"model": "demo", "prompt": "x"}), "missing_required_parameter", "body.messages"),
+        (chat(stream=True), "streaming_unsupported", "body.stream"),
         (request("first"), "duplicate_custom_id", "custom_id"),
-        (request(body={"model": "other"}), "model_mismatch", "body.model"),
-        (request(body={"model": "demo", "x": "y" * 2_000}), "invalid_request", None),
+        (chat(model="other"), "model_mismatch", "body.model"),
+        (chat(x="y" * 2_000), "invalid_request", None),
     ],
 )
 def test_what_is_wrong_with_a_line_is_told_with_its_number(
@@ -75,7 +86,7 @@ def test_what_is_wrong_with_a_line_is_told_with_its_number(
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_one() -> None:
-    assert "Did you mean 'demo'?" in read(request(body={"model": "demos"})).errors[0].message
+    assert "Did you mean 'demo'?" in read(chat(model="demos")).errors[0].message
 
 
 def test_a_model_that_does_not_offer_the_endpoint_is_told() -> None:

@@ -1,0 +1,201 @@
+"""What people upload by mistake: each is told as what it is, with what to do, and nothing raises."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ray_job.contract.job_spec import ModelSpec
+from service.input_file import InputError, InputFacts, read_input_file
+from service.model_catalogue import CatalogueModel
+from tests.ray.fidelity.corpus import CHAT, COMPLETIONS, EMBEDDINGS, corpus
+
+MODELS = {
+    name: CatalogueModel(spec=ModelSpec(id=name, source="x"), endpoints=(CHAT, COMPLETIONS, EMBEDDINGS))
+    for name in ("demo", "demo-embed", "gpt-nothing")
+}
+GOOD = {
+    "custom_id": "good",
+    "method": "POST",
+    "url": CHAT,
+    "body": {"model": "demo", "messages": [{"role": "user", "content": "hi"}]},
+}
+GOOD_LINE = json.dumps(GOOD).encode()
+
+
+def read(content: bytes, endpoint: str = CHAT) -> InputFacts:
+    return read_input_file([content], endpoint=endpoint, models=MODELS)
+
+
+def only_error(line: bytes) -> InputError:
+    """Of a file whose other lines are good."""
+    last = json.dumps(GOOD | {"custom_id": "last"}).encode()
+    facts = read(b"\n".join([GOOD_LINE, line, last]))
+    assert (facts.total, facts.error_count) == (3, 1)
+    assert facts.errors[0].line == 2
+    return facts.errors[0]
+
+
+def changed(**changes: Any) -> bytes:
+    return json.dumps({"custom_id": "a"} | {name: GOOD[name] for name in ("method", "url", "body")} | changes).encode()
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"\xef\xbb\xbf" + changed(), "begins with a byte order mark"),
+        (b'{"custom_id": "a\xff"}', "not UTF-8: byte 17 of the line"),
+        (b'{"custom_id": "a\0b"}', "holds a NUL byte, at byte 17"),
+        (b"\0" * 40, "holds a NUL byte, at byte 1"),
+        (b'{"custom_id": "a\\ud800"}', "half a character stands alone"),
+        (b'{"seed": 1e999}', "larger than about 1.8e308"),
+        (b'{"seed": ' + b"9" * 400 + b"}", "larger than about 1.8e308"),
+        (b'{"seed": -' + b"9" * 5_000 + b"}", "larger than about 1.8e308"),
+        (b"[" * 100_000, "at most 500 levels"),
+        (b'{"a":' * 100_000, "at most 500 levels"),
+        (changed() + b",", "Leave out the comma"),
+        (b'{"custom_id": "a",}', "Leave out the comma"),
+        (b'{"custom_id": "a\tb"}', "write tabs, line breaks and the like as"),
+        (b"{'custom_id': 'a'}", "not parseable as valid JSON"),
+        (changed() + b"\r" + changed(), "Lines must end with LF or CRLF"),
+        (b"[" + changed() + b"]", "This line is a JSON array."),
+        (b'"text"', "This line is not a JSON object."),
+    ],
+)
+def test_a_line_that_is_no_json_object_is_told_with_the_reason(line: bytes, message: str) -> None:
+    error = only_error(line)
+    assert error.code == "invalid_json_line"
+    assert message in error.message
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        (changed(custom_id="x" * 513), "invalid_request", "has 513 characters; at most 512"),
+        (changed(custom_id="a\0b"), "invalid_request", "'a\\u0000b' holds a NUL character"),
+        (changed(custom_id=["a"]), "invalid_request", "must be a string that is not empty, not an array"),
+        (changed(method="post"), "invalid_method", "'POST', in capitals, not 'post'"),
+        (changed(method={"a": 1}), "invalid_method", "not an object"),
+        (changed(url=f"{CHAT}/"), "invalid_url", "the path alone"),
+        (changed(url=f"https://api.openai.com{CHAT}"), "invalid_url", "the path alone"),
+        (changed(url="/v1/embeddings"), "invalid_url", f"It must be '{CHAT}'."),
+        (changed(body=None), "missing_required_parameter", "'body'"),
+        (changed(body=[]), "invalid_request", "must be an object, not an array"),
+        (changed(body={"model": "demo", "prompt": "x"}), "missing_required_parameter", "belongs to another endpoint"),
+        (changed(body=GOOD["body"] | {"model": "no\0pe"}), "model_not_found", "The model 'no\\u0000pe' does not exist"),
+        (changed(body=GOOD["body"] | {"model": "x" * 1_000_000}), "model_not_found", "xxx…' does not exist"),
+        (changed(method=json.loads(nested(400))), "invalid_method", "not an array"),
+        (changed(other=json.loads(nested(501))), "invalid_request", "more than 500 levels"),
+        (changed(body=GOOD["body"] | {"x": json.loads(nested(600))}), "invalid_request", "more than 500 levels"),
+    ],
+)
+def test_a_request_that_cannot_be_run_is_told_with_what_to_do(line: bytes, code: str, message: str) -> None:
+    error = only_error(line)
+    assert error.code == code
+    assert message in error.message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + GOOD_LINE,
+        GOOD_LINE + b"\r\n",
+        b"\r\n\n \t\n" + GOOD_LINE + b"\n\n\r\n",
+        b" \t" + GOOD_LINE + b"\t \n",
+        changed(custom_id="x" * 512),
+        changed(body=GOOD["body"] | {"seed": 2**70, "x": json.loads(nested(490))}),
+        changed(body=GOOD["body"] | {"messages": [{"role": "user", "content": "a\0[[[{" * 2_000}]}),
+        changed(body=GOOD["body"] | {"messages": "anything that the engine may answer", "n": -1}),
+    ],
+)
+def test_what_is_unusual_but_right_is_accepted(content: bytes) -> None:
+    facts = read(content)
+    assert (facts.total, facts.errors) == (1, ())
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    assert read(GOOD_LINE[:-1] + b', "method": "POST", "custom_id": "b"}').error_count == 0
+    assert read(GOOD_LINE[:-1] + b', "method": "GET"}').errors[0].code == "invalid_method"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"\x1f\x8b\x08" + bytes(range(256)) * 40, "gzip"),
+        (b"PK\x03\x04" + bytes(range(256)) * 40, "ZIP"),
+        (b"\x28\xb5\x2f\xfd" + bytes(range(256)) * 40, "zstd"),
+        (("\ufeff" + "{}\n" * 50).encode("utf-16-le"), "UTF-16"),
+        (("{}\n" * 50).encode("utf-16-le"), "UTF-16"),
+        (("{}\n" * 50).encode("utf-16-be"), "UTF-16"),
+        (b"PAR1" + bytes(range(256)), "Parquet"),
+    ],
+)
+def test_a_file_that_is_no_text_is_one_error(content: bytes, what: str) -> None:
+    facts = read(content)
+    assert (facts.error_count, facts.errors[0].code, facts.errors[0].line) == (1, "invalid_request", None)
+    assert what in facts.errors[0].message
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (json.dumps([GOOD] * 700, indent=2).encode(), "jq -c '.[]'"),
+        (b"[\n" + b",\n".join([GOOD_LINE] * 3) + b"\n]", "jq -c '.[]'"),
+        (b"\n".join([json.dumps(GOOD, indent=2).encode()] * 700), "jq -c . "),
+    ],
+)
+def test_a_file_in_another_layout_is_told_so_before_its_lines(content: bytes, hint: str) -> None:
+    facts = read(content)
+    assert (facts.errors[0].code, facts.errors[0].line) == ("invalid_json_line", None)
+    assert hint in facts.errors[0].message
+    assert facts.errors[1].line == 1
+    assert facts.error_count > 3
+
+
+def test_where_errors_are_left_out_the_last_one_that_is_listed_says_so() -> None:
+    facts = read(b"x\n" * 1_200)
+    assert facts.errors[-1].message.endswith(
+        "(Of 1,200 errors in this file, the first 1,000 are listed; this is the last.)"
+    )
+    assert "are listed" not in read(b"x\n" * 1_000).errors[-1].message
+
+
+def test_what_is_wrong_with_the_file_is_listed_however_many_lines_are_bad() -> None:
+    facts = read_input_file([b"x\n" * 1_200], endpoint=CHAT, models=MODELS, max_requests=1_100)
+    assert "holds 1,200 requests" in facts.errors[0].message
+    assert facts.error_count == 1_101
+
+
+def test_a_line_of_10_mb_is_accepted_and_a_longer_one_told() -> None:
+    body = GOOD["body"] | {"messages": [{"role": "user", "content": "x" * (10 * 2**20 - 200)}]}
+    assert read(changed(body=body)).error_count == 0
+    error = only_error(changed(body=body | {"user": "x" * 200}))
+    assert "longer than 10,485,760 bytes" in error.message
+
+
+def test_without_a_catalogue_any_model_is_taken_but_only_one() -> None:
+    lines = [json.dumps(GOOD).encode(), changed(body=GOOD["body"] | {"model": "another"})]
+    facts = read_input_file(lines[:1], endpoint=CHAT, models=None)
+    assert (facts.model, facts.error_count) == ("demo", 0)
+    facts = read_input_file([b"\n".join(lines)], endpoint=CHAT, models=None)
+    assert [error.code for error in facts.errors] == ["model_mismatch"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "incomplete"),
+    [
+        (CHAT, {"messages-missing", "messages-null", "messages-empty", "prompt-for-chat"}),
+        (COMPLETIONS, {"prompt-missing", "messages-for-completions"}),
+        (EMBEDDINGS, {"input-missing"}),
+    ],
+)
+def test_what_the_engine_is_to_judge_is_left_to_the_engine(endpoint: str, incomplete: set[str]) -> None:
+    lines = [line for line in corpus() if line["url"] == endpoint and line["body"]["model"] in ("demo", "demo-embed")]
+    facts = read("\n".join(map(json.dumps, lines)).encode(), endpoint)
+    assert {error.code for error in facts.errors} == {"missing_required_parameter"}
+    refused = {lines[error.line - 1]["custom_id"].split("refuse-")[1] for error in facts.errors if error.line}
+    assert refused == incomplete
