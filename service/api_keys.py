@@ -1,25 +1,19 @@
-"""Projects and their API keys. Of a key, only its SHA-256 digest and last four characters are kept."""
+"""API keys. Of a key, only its SHA-256 digest and last four characters are kept."""
 
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
 from service.db import Pool, query
+from service.errors import CloisterError
+from service.projects import Project, audit
 
-DEFAULT_PROJECT_NAME: Final = "default"
 _KEY_PREFIX: Final = "sk-cloister-"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Project:
-    """The owner of API keys, files and batches inside a stack."""
-
-    id: str
-    name: str
 
 
 class Scope(StrEnum):
@@ -28,6 +22,9 @@ class Scope(StrEnum):
     READ = "read"
     SUBMIT = "submit"
     ADMIN = "admin"
+
+
+DEFAULT_SCOPES: Final = (Scope.READ, Scope.SUBMIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,50 +41,46 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def create_project(pool: Pool, name: str) -> Project:
-    """Makes a project.
-
-    Raises:
-        psycopg.errors.UniqueViolation: there is a project of that name.
-    """
-    project_id = f"proj_{secrets.token_hex(12)}"
-    with pool.connection() as connection:
-        connection.execute(query("insert_project"), {"id": project_id, "name": name})
-    return Project(id=project_id, name=name)
-
-
-def ensure_default_project(pool: Pool) -> Project:
-    """The project named ``default``, made if it is not there. Safe to call from two places at once."""
-    with pool.connection() as connection:
-        row = connection.execute(
-            query("ensure_project"), {"id": f"proj_{secrets.token_hex(12)}", "name": DEFAULT_PROJECT_NAME}
-        ).fetchone()
-    assert row is not None  # noqa: S101 - the statement returns a row in both cases
-    return Project(id=row["id"], name=row["name"])
-
-
-def create_api_key(pool: Pool, *, project_id: str, name: str, expires_at: datetime | None = None) -> str:
+def create_api_key(
+    pool: Pool,
+    *,
+    project_id: str,
+    name: str,
+    scopes: Iterable[Scope] = DEFAULT_SCOPES,
+    expires_at: datetime | None = None,
+) -> str:
     """Makes a key for a project and returns it; it cannot be shown again.
 
     Args:
         pool: the database.
         project_id: the project whose files and batches the key reaches.
         name: tells keys apart in a listing.
+        scopes: what the key may do, at least one; to read and to submit by default.
         expires_at: aware time from which the key is refused; never by default.
+
+    Raises:
+        CloisterError: the project is archived.
     """
     key = _KEY_PREFIX + secrets.token_urlsafe(32)
+    key_id = f"key_{secrets.token_hex(12)}"
+    names = sorted(set(scopes), key=list(Scope).index)
     with pool.connection() as connection:
-        connection.execute(
+        row = connection.execute(
             query("insert_api_key"),
             {
-                "id": f"key_{secrets.token_hex(12)}",
+                "id": key_id,
                 "project_id": project_id,
                 "name": name,
                 "key_sha256": _digest(key),
                 "hint": key[-4:],
+                "scopes": [str(scope) for scope in names],
                 "expires_at": expires_at,
             },
-        )
+        ).fetchone()
+        if row is None:
+            raise CloisterError("the project is archived: its keys are refused; choose another with --project")
+        data = {"name": name, "scopes": names, "expires_at": expires_at and int(expires_at.timestamp())}
+        audit(connection, "api_key.created", project_id=project_id, object_id=key_id, data=data)
     return key
 
 
@@ -110,19 +103,36 @@ class ApiKey:
 
     id: str
     name: str
+    project_name: str
+    scopes: list[str]
     hint: str
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    archived_at: datetime | None
+
+    def state(self, now: datetime) -> str:
+        """Whether it is valid at an aware time, and if not, since when and why."""
+        if self.revoked_at:
+            return f"revoked {self.revoked_at:%Y-%m-%d}"
+        if self.archived_at:
+            return f"project archived {self.archived_at:%Y-%m-%d}"
+        if self.expires_at and self.expires_at <= now:
+            return f"expired {self.expires_at:%Y-%m-%d}"
+        return f"valid until {self.expires_at:%Y-%m-%d}" if self.expires_at else "valid"
 
 
-def list_api_keys(pool: Pool) -> list[ApiKey]:
-    """Every key, the oldest first."""
+def list_api_keys(pool: Pool, *, project_id: str | None = None) -> list[ApiKey]:
+    """Every key, or every key of one project, the oldest first."""
     with pool.connection() as connection:
-        return [ApiKey(**row) for row in connection.execute(query("list_api_keys"))]
+        return [ApiKey(**row) for row in connection.execute(query("list_api_keys"), {"project_id": project_id})]
 
 
 def revoke_api_key(pool: Pool, key_id: str) -> bool:
-    """Refuses a key from now on; false when there is no such key."""
+    """Refuses a key from now on; false when there is no such key. To revoke it again changes nothing."""
     with pool.connection() as connection:
-        return connection.execute(query("revoke_api_key"), {"id": key_id}).fetchone() is not None
+        row = connection.execute(query("revoke_api_key"), {"id": key_id}).fetchone()
+        if row is None:
+            return connection.execute(query("api_key_by_id"), {"id": key_id}).fetchone() is not None
+        audit(connection, "api_key.deleted", project_id=row["project_id"], object_id=key_id, data={"name": row["name"]})
+        return True

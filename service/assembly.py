@@ -8,7 +8,7 @@ import hashlib
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -105,6 +105,41 @@ def committed_lines(store: ObjectStore, batch_id: str) -> int:
     return len(lines)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedRows:
+    """Rows of one outcome in input order: their number, their size with line breaks, and their bytes in chunks."""
+
+    count: int
+    size_bytes: int
+    chunks: Iterator[bytes]
+
+
+def committed_rows(store: ObjectStore, *, batch_id: str, outcome: Outcome, file: BinaryIO) -> CommittedRows:
+    """Copies the parts that are there now to a file on disk, and gives their rows from it.
+
+    Args:
+        store: where the parts are.
+        batch_id: the batch.
+        outcome: which rows; parts that have none of them are not copied.
+        file: an empty file; it stays open until the last chunk was taken.
+
+    Raises:
+        AssemblyError: a part is damaged.
+        ObjectNotFoundError: a part went away meanwhile.
+        ObjectStoreError: the store cannot be reached.
+    """
+    spool = _Spool(file=file)
+    for key in store.keys(parts_prefix(batch_id)):
+        _add_part(spool, store, key, batch_id, only=outcome)
+    file.flush()
+    lengths = [length for length, failed in zip(spool.lengths, spool.is_failed, strict=True)
+               if bool(failed) == (outcome == "failed")]  # fmt: skip
+    rows = spool.rows(outcome)
+    first = next(rows, None)
+    chunks = iter(()) if first is None else _chunks(first, rows)
+    return CommittedRows(count=len(lengths), size_bytes=sum(lengths), chunks=chunks)
+
+
 def assemble(
     store: ObjectStore,
     *,
@@ -114,6 +149,7 @@ def assemble(
     workspace: Path,
     expected_lines: int | None = None,
     expire_lines_of: Iterable[bytes] | None = None,
+    before_writing: Callable[[], None] = lambda: None,
 ) -> Assembled:
     """Writes the output and the error file of a batch.
 
@@ -124,7 +160,9 @@ def assemble(
         error_key: the key of the error file.
         workspace: a directory on disk with room for all parts; nothing stays in it.
         expected_lines: how many lines must have a result; None for as far as the batch got.
-        expire_lines_of: the input file; each request in it without a result gets a ``batch_expired`` line.
+        expire_lines_of: the input file, to be read more than once; each request in it without a result gets a
+            ``batch_expired`` line.
+        before_writing: called once all parts are read and before a file is written; what it raises ends the assembly.
 
     Raises:
         AssemblyError: a part is damaged, or ``expected_lines`` is not met.
@@ -138,14 +176,16 @@ def assemble(
         found = len(spool.lines)
         if expected_lines is not None and found != expected_lines:
             raise AssemblyError(f"{found:,} of {expected_lines:,} lines of {batch_id} have a result")
+        before_writing()
         rows_failed = sum(spool.is_failed)
         counter = _Counter()
-        errors = (
-            spool.rows("failed")
-            if expire_lines_of is None
-            else _with_expired(spool, batch_id, expire_lines_of, counter)
-        )
-        output = _put(store, output_key, spool.rows("completed"))
+
+        def errors() -> Iterator[bytes]:
+            if expire_lines_of is None:
+                return spool.rows("failed")
+            return _with_expired(spool, batch_id, expire_lines_of, counter)
+
+        output = _put(store, output_key, lambda: spool.rows("completed"))
         error = _put(store, error_key, errors)
         return Assembled(
             output=output,
@@ -164,6 +204,7 @@ class _Counter:
 
 def _with_expired(spool: _Spool, batch_id: str, content: Iterable[bytes], counter: _Counter) -> Iterator[bytes]:
     """Failed rows, and a ``batch_expired`` line for each request without a row, in input order."""
+    counter.expired = 0
     order = spool.in_input_order()
     index = next(order, None)
     for line in split_lines(content):
@@ -181,13 +222,23 @@ def _with_expired(spool: _Spool, batch_id: str, content: Iterable[bytes], counte
         raise AssemblyError(f"a part of {batch_id} holds line {spool.lines[index]}, which is no request of the input")
 
 
-def _put(store: ObjectStore, key: str, rows: Iterator[bytes]) -> StoredObject | None:
+def _put(store: ObjectStore, key: str, rows: Callable[[], Iterator[bytes]]) -> StoredObject | None:
     """Streams rows to an object; with no rows, makes sure that there is none."""
-    first = next(rows, None)
-    if first is None:
+    if next(rows(), None) is None:
         store.delete(key)
         return None
-    return store.put(key, _chunks(first, rows))
+    return store.put(key, _Chunks(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """Rows in larger pieces, from the first one anew each time: a store may have to begin again."""
+
+    rows: Callable[[], Iterator[bytes]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        rows = self.rows()
+        return _chunks(next(rows, b""), rows)
 
 
 def _chunks(first: bytes, rows: Iterator[bytes]) -> Iterator[bytes]:
@@ -220,9 +271,12 @@ def _read_header(chunks: Iterator[bytes], key: str, batch_id: str) -> tuple[Part
     return header, bytes(held[end + 1 :])
 
 
-def _add_part(spool: _Spool, store: ObjectStore, key: str, batch_id: str) -> None:
+def _add_part(spool: _Spool, store: ObjectStore, key: str, batch_id: str, *, only: Outcome | None = None) -> None:
+    """Copies a part to the spool; with ``only``, leaves out a part that has no row of that outcome."""
     chunks = store.read(key)
     header, rest = _read_header(chunks, key, batch_id)
+    if only is not None and only not in header.outcomes:
+        return
     start = spool.file.seek(0, os.SEEK_END)
     digest = hashlib.sha256(rest)
     size_bytes = spool.file.write(rest)

@@ -17,6 +17,8 @@ CloisterError
     └── UnavailableError     503, to be retried
 """
 
+from collections.abc import Mapping
+
 
 class CloisterError(Exception):
     """The root of all errors that the service raises on purpose."""
@@ -43,10 +45,19 @@ class ApiError(CloisterError):
 
     status_code = 500
     type = "server_error"
-    headers: dict[str, str] = {}  # noqa: RUF012 - class constant, never mutated
+    headers: Mapping[str, str] = {}
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
+        if headers:
+            self.headers = {**self.headers, **headers}
         self.message = message
         self.param = param
         self.code = code

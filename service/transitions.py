@@ -1,13 +1,18 @@
 """The states of a batch and what to do next with one. Pure: ``now`` and the job's state are arguments.
 
     validating → failed | in_progress → finalizing → completed
-                             │              └──────→ expired      (the deadline passed and lines are missing)
+                             │              ├──────→ expired      (the deadline passed and lines are missing)
+                             │              └──────→ failed       (the parts do not make a whole)
                              └→ failed                            (the job failed too often)
     validating | in_progress | finalizing → cancelling → cancelled
 
+A batch that is still validating at its deadline is validated first: its owner hears of bad lines rather than of the
+time. A batch that was done before its deadline, or is being cancelled, does not expire.
+
 An attempt of a batch is one job. It is written down before its job is launched: ``launch_after`` is set while the
 launch is still due and empty once the launcher took the job. A process that dies in between launches the same job id
-again, which changes nothing.
+again, which changes nothing. A job that the launcher does not know any more has failed like any other: Ray may have
+been restarted under it, but a Ray that ends each time must not keep a batch for ever.
 """
 
 from collections.abc import Mapping
@@ -50,6 +55,9 @@ MAX_FAILED_ATTEMPTS: Final = 4
 FIRST_BACKOFF_S: Final = 2
 MAX_BACKOFF_S: Final = 60
 JOB_FAILED: Final = "job_failed"
+# How long a batch that is to end waits for its job to stop. What a job still writes after that is left out, and it is
+# told to stop by its own next report of progress.
+STOP_GRACE: Final = timedelta(minutes=5)
 
 
 def is_allowed(before: BatchStatus, after: BatchStatus) -> bool:
@@ -64,6 +72,7 @@ class BatchView:
     Attributes:
         status: its state.
         expires_at: its deadline.
+        cancelling_at: when its owner cancelled it.
         finalizing_at: when its lines were taken to be done, or the deadline was found to have passed.
         attempt: the number of its newest job, 0 before the first.
         launch_after: when the newest job is to be launched; None once the launcher took it.
@@ -73,6 +82,7 @@ class BatchView:
 
     status: BatchStatus
     expires_at: datetime
+    cancelling_at: datetime | None = None
     finalizing_at: datetime | None = None
     attempt: int = 0
     launch_after: datetime | None = None
@@ -83,6 +93,16 @@ class BatchView:
     def missed_its_deadline(self) -> bool:
         """Whether it went to ``finalizing`` because of the deadline."""
         return self.finalizing_at is not None and self.finalizing_at >= self.expires_at
+
+    def waited_long_enough_for_its_job(self, now: datetime) -> bool:
+        """Whether it is to end, for long enough to do so whatever its job does."""
+        match self.status:
+            case BatchStatus.IN_PROGRESS:
+                return now >= self.expires_at + STOP_GRACE
+            case BatchStatus.CANCELLING:
+                return self.cancelling_at is not None and now >= self.cancelling_at + STOP_GRACE
+            case _:
+                return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +161,20 @@ class Fail:
     message: str
 
 
-Decision = Validate | Wait | Launch | StopJob | Finalize | Assemble | AttemptFailed | NextAttempt
+Decision = Validate | Wait | Launch | StopJob | Finalize | Assemble | AttemptFailed
 
 _NO_JOB: Final = JobStatus(state=JobState.MISSING)
-_ALIVE: Final = frozenset({JobState.PENDING, JobState.RUNNING})
+ALIVE: Final = frozenset({JobState.PENDING, JobState.RUNNING})
 
 
-def needs_job_status(batch: BatchView) -> bool:
+def needs_job_status(batch: BatchView, now: datetime) -> bool:
     """Whether ``decide`` must be told the state of the batch's job."""
-    return batch.attempt > 0 and batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
+    if batch.attempt == 0:
+        return False
+    if batch.status is BatchStatus.IN_PROGRESS:
+        # Before its deadline a batch whose launch is due is launched in any case: twice is once.
+        return batch.launch_after is None or now >= batch.expires_at
+    return batch.status is BatchStatus.CANCELLING
 
 
 def decide(batch: BatchView, job: JobStatus | None, now: datetime) -> Decision:
@@ -157,7 +182,7 @@ def decide(batch: BatchView, job: JobStatus | None, now: datetime) -> Decision:
 
     Args:
         batch: the batch.
-        job: the state of its newest job; None when there is none.
+        job: the state of its newest job; None when there is none or ``needs_job_status`` does not ask for it.
         now: aware, UTC.
     """
     job = job or _NO_JOB
@@ -167,23 +192,26 @@ def decide(batch: BatchView, job: JobStatus | None, now: datetime) -> Decision:
         case BatchStatus.IN_PROGRESS:
             return _decide_in_progress(batch, job, now)
         case BatchStatus.CANCELLING:
-            return StopJob() if job.state in _ALIVE else Assemble()
+            return StopJob() if _is_to_stop(batch, job, now) else Assemble()
         case BatchStatus.FINALIZING:
             return Assemble()
         case _:
             return Wait()
 
 
+def _is_to_stop(batch: BatchView, job: JobStatus, now: datetime) -> bool:
+    return job.state in ALIVE and not batch.waited_long_enough_for_its_job(now)
+
+
 def _decide_in_progress(batch: BatchView, job: JobStatus, now: datetime) -> Decision:
     if now >= batch.expires_at:
-        return StopJob() if job.state in _ALIVE else Finalize(check_lines=False)
+        return StopJob() if _is_to_stop(batch, job, now) else Finalize(check_lines=False)
     if batch.launch_after is not None:
-        # A job that is there already was launched by a process that died before it could note so.
-        return Launch() if job.state != JobState.MISSING or now >= batch.launch_after else Wait()
-    return _decide_by_job(batch, job, now)
+        return Launch() if now >= batch.launch_after else Wait()
+    return _decide_by_job(job)
 
 
-def _decide_by_job(batch: BatchView, job: JobStatus, now: datetime) -> Decision:
+def _decide_by_job(job: JobStatus) -> Decision:
     match job.state:
         case JobState.PENDING | JobState.RUNNING:
             return Wait()
@@ -194,10 +222,7 @@ def _decide_by_job(batch: BatchView, job: JobStatus, now: datetime) -> Decision:
         case JobState.STOPPED:
             return AttemptFailed(job.message or "the job was stopped from outside")
         case JobState.MISSING:
-            # Ray was restarted and forgot the job: nobody's fault. A new attempt keeps a straggler's reports out.
-            return NextAttempt(
-                launch_after=now, failed_attempts=batch.failed_attempts, committed_parts=batch.committed_parts
-            )
+            return AttemptFailed("the launcher does not know the job any more; Ray was restarted or lost it")
 
 
 def after_failed_attempt(batch: BatchView, *, message: str, parts: int, now: datetime) -> NextAttempt | Fail:

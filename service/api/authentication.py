@@ -34,6 +34,7 @@ def authenticated(request: Request, parts: PartsDependency) -> Access:
             "Incorrect API key provided: it is unknown here, expired or revoked.", code="invalid_api_key"
         )
     request.state.project_id = access.project.id
+    request.state.key_id = access.key_id
     return access
 
 

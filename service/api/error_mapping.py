@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
+from starlette.routing import Match
 
 from service.errors import ApiError, InvalidRequestError, ObjectStoreError, UnavailableError
 
@@ -77,10 +78,10 @@ def invalid_request(problem: Mapping[str, Any]) -> InvalidRequestError:
     return InvalidRequestError(f"Invalid '{param}': {problem['msg']}.", param=param, code="invalid_value")
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    """The HTTP answer that tells an error."""
+def error_response(error: ApiError, **beside: Any) -> JSONResponse:
+    """The HTTP answer that tells an error, with what else is to stand beside it."""
     envelope = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return JSONResponse({"error": envelope}, status_code=error.status_code, headers=error.headers)
+    return JSONResponse({"error": envelope, **beside}, status_code=error.status_code, headers=error.headers)
 
 
 def _http_error(request: Request, error: HTTPException) -> ApiError:
@@ -97,6 +98,13 @@ def _http_error(request: Request, error: HTTPException) -> ApiError:
     return mapped
 
 
+def _methods_of_path(request: Request) -> list[str]:
+    """The methods of all routes with this path; the router itself names those of the first only."""
+    app: FastAPI = request.app
+    found = (route for route in app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in found for method in getattr(route, "methods", None) or ()})
+
+
 async def _tell_api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)  # noqa: S101 - registered for this class only
     return error_response(error)
@@ -111,6 +119,8 @@ async def _tell_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class only
     response = error_response(_http_error(request, error))
     response.headers.update(error.headers or {})
+    if error.status_code == 405:  # noqa: PLR2004 - as above
+        response.headers["allow"] = ", ".join(_methods_of_path(request))
     return response
 
 

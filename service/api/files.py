@@ -1,12 +1,13 @@
 """The routes of ``/v1/files``."""
 
 import contextlib
-import functools
 import itertools
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO, Final, Literal
 from urllib.parse import quote
 
 import psycopg
+import structlog
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
@@ -14,15 +15,21 @@ from ray_job.contract.object_keys import file_key
 from service.api.authentication import ReadAccess, SubmitAccess
 from service.api.parts import Parts, PartsDependency
 from service.api.schemas import DeletedFile, FileObject, Page, Text, file_object, page
-from service.api.uploads import Upload, UploadDependency
-from service.api_keys import Project
+from service.api.streaming import resumable
+from service.api.uploads import Upload, UploadDependency, expires_after_s
 from service.db import query
-from service.errors import InvalidRequestError, NotFoundError, ObjectStoreError
+from service.errors import InvalidRequestError, NotFoundError, ObjectNotFoundError, ObjectStoreError, QuotaError
 from service.ids import new_file_id
+from service.projects import Project
+from service.quotas import limits_of, upload_refusal
+
+_log = structlog.get_logger(__name__)
 
 router = APIRouter(prefix="/v1/files")
 
-_CHUNK_BYTES = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20
+# Above every seq: where a listing of the newest first starts.
+_NEWEST: Final = (1 << 63) - 1
 
 
 def _no_such_file(file_id: str) -> NotFoundError:
@@ -37,10 +44,31 @@ def _file_row(parts: Parts, project: Project, file_id: str) -> dict[str, Any]:
     return row
 
 
-def _insert(parts: Parts, project: Project, upload: Upload, file_id: str) -> dict[str, Any]:
-    """Writes the object first: a file that is listed can be read."""
+class _Counted:
+    """The chunks of a file, and how many lines have gone by; a last one without an end counts too."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.lines = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        last = b"\n"
+        while chunk := self._file.read(_CHUNK_BYTES):
+            self.lines += chunk.count(b"\n")
+            last = chunk[-1:]
+            yield chunk
+        self.lines += last != b"\n"
+
+
+def _store(parts: Parts, project: Project, upload: Upload, file_id: str) -> dict[str, Any]:
+    """Writes the object first: a file that is listed can be read.
+
+    Raises:
+        QuotaError: the project's limit leaves no room for it.
+    """
     key = file_key(file_id)
-    stored = parts.store.put(key, iter(functools.partial(upload.file.read, _CHUNK_BYTES), b""))
+    chunks = _Counted(upload.file)
+    stored = parts.store.put(key, chunks)
     values = {
         "id": file_id,
         "project_id": project.id,
@@ -48,24 +76,49 @@ def _insert(parts: Parts, project: Project, upload: Upload, file_id: str) -> dic
         "filename": upload.filename,
         "size_bytes": stored.size_bytes,
         "sha256": stored.sha256,
-        "expires_after_s": upload.expires_after_s,
+        "line_count": chunks.lines,
     }
     try:
-        with parts.pool.connection() as connection:
-            row = connection.execute(query("insert_file"), values).fetchone()
-    except psycopg.Error:
-        # Nothing would ever name the object; the database's error is the one to tell.
+        return _insert(parts, project, upload, values)
+    except (psycopg.Error, QuotaError):
+        if row := _inserted_nevertheless(parts, file_id):
+            return row
+        # Nothing would ever name the object; the first error is the one to tell.
         with contextlib.suppress(ObjectStoreError):
             parts.store.delete(key)
         raise
+
+
+def _insert(parts: Parts, project: Project, upload: Upload, values: dict[str, Any]) -> dict[str, Any]:
+    with parts.pool.connection() as connection:
+        settings = connection.execute(query("project_settings"), {"id": project.id}).fetchone()
+        assert settings is not None  # noqa: S101 - projects are never deleted
+        if settings["max_stored_bytes"] is not None:
+            connection.execute(query("lock_project"), {"id": project.id})
+            settings = connection.execute(query("project_settings"), {"id": project.id}).fetchone()
+            assert settings is not None  # noqa: S101 - as above
+            if refusal := upload_refusal(limits_of(settings), settings["stored_bytes"] or 0, values["size_bytes"]):
+                raise refusal
+        values["expires_after_s"] = expires_after_s(upload, settings["retention_s"] or parts.retention_s)
+        row = connection.execute(query("insert_file"), values).fetchone()
     assert row is not None  # noqa: S101 - INSERT … RETURNING gives a row
     return row
+
+
+def _inserted_nevertheless(parts: Parts, file_id: str) -> dict[str, Any] | None:
+    """The row of a file, if the database had committed it when its connection broke.
+
+    Raises:
+        psycopg.Error: the database does not say; the object must stay, for the row may be there.
+    """
+    with parts.pool.connection() as connection:
+        return connection.execute(query("inserted_file"), {"id": file_id}).fetchone()
 
 
 @router.post("")
 def create_file(parts: PartsDependency, access: SubmitAccess, upload: UploadDependency) -> FileObject:
     """Takes an upload."""
-    return file_object(_insert(parts, access.project, upload, new_file_id()))
+    return file_object(_store(parts, access.project, upload, new_file_id()))
 
 
 @router.get("")
@@ -84,7 +137,7 @@ def list_files(
         InvalidRequestError: ``after`` names no file of this project.
     """
     with parts.pool.connection() as connection:
-        cursor = None
+        cursor = 0 if order == "asc" else _NEWEST
         if after:
             row = connection.execute(query("file_cursor"), {"id": after, "project_id": access.project.id}).fetchone()
             if row is None:
@@ -94,9 +147,16 @@ def list_files(
                     code="invalid_value",
                 )
             cursor = row["seq"]
+        connection.execute(query("read_in_index_order"))
         rows = connection.execute(
             query(f"list_files_{order}"),
-            {"project_id": access.project.id, "purpose": purpose, "cursor": cursor, "limit": limit + 1},
+            {
+                "project_id": access.project.id,
+                "purpose": purpose,
+                "cursor": cursor,
+                "newest": _NEWEST,
+                "limit": limit + 1,
+            },
         ).fetchall()
     return Page[FileObject](**page([file_object(row) for row in rows], limit=limit))
 
@@ -111,9 +171,13 @@ def retrieve_file(parts: PartsDependency, access: ReadAccess, file_id: Text) -> 
 def retrieve_file_content(parts: PartsDependency, access: ReadAccess, file_id: Text) -> StreamingResponse:
     """Streams a file's content."""
     row = _file_row(parts, access.project, file_id)
-    chunks = parts.store.read(file_key(file_id))
+    chunks = resumable(parts.store, file_key(file_id))
     # The first chunk is read before the answer starts, so that a store that is down is told as an error.
-    first = next(chunks, b"")
+    try:
+        first = next(chunks, b"")
+    except ObjectNotFoundError:
+        _file_row(parts, access.project, file_id)  # not found either if the file was deleted this very moment
+        raise
     return StreamingResponse(
         itertools.chain((first,), chunks),
         media_type="application/octet-stream",
@@ -126,10 +190,22 @@ def retrieve_file_content(parts: PartsDependency, access: ReadAccess, file_id: T
 
 @router.delete("/{file_id}")
 def delete_file(parts: PartsDependency, access: SubmitAccess, file_id: Text) -> DeletedFile:
-    """Deletes a file and its content. Where the store refuses, nothing has changed and the client may try again."""
+    """Deletes a file: it cannot be seen from then on.
+
+    Its content goes at once; or, while a batch still reads it or the store refuses, when the reconciler finds that it
+    can.
+    """
+    values = {"id": file_id, "project_id": access.project.id, "actor": access.key_id, "reason": "api"}
     with parts.pool.connection() as connection:
-        row = connection.execute(query("delete_file"), {"id": file_id, "project_id": access.project.id}).fetchone()
-        if row is None:
+        if connection.execute(query("lock_file_to_delete"), values).fetchone() is None:
             raise _no_such_file(file_id)
-        parts.store.delete(file_key(file_id))
+        use = connection.execute(query("file_is_in_use"), values).fetchone()
+        connection.execute(query("hide_file"), values)
+    if use is not None and not use["in_use"]:
+        try:
+            parts.store.delete(file_key(file_id))
+            with parts.pool.connection() as connection:
+                connection.execute(query("remove_file"), values)
+        except (ObjectStoreError, psycopg.Error) as error:
+            _log.warning("deletion left to the reconciler", file_id=file_id, error=type(error).__name__)
     return DeletedFile(id=file_id)

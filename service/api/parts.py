@@ -13,11 +13,19 @@ from service.ports import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The database, the object store, and the served models with the time since when each is served."""
+    """What the routes work with.
+
+    Attributes:
+        pool: the database.
+        store: the object store.
+        models: the served models, with the time since when each is served.
+        retention_s: how long files without an expiry of their own are kept, unless their project says otherwise.
+    """
 
     pool: Pool
     store: ObjectStore
     models: Mapping[str, datetime]
+    retention_s: int = 30 * 24 * 3600
 
 
 def _parts(request: Request) -> Parts:

@@ -10,12 +10,15 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from service.transitions import BatchStatus
+
 T = TypeVar("T")
 
 MIN_EXPIRY_S: Final = 3_600
 MAX_EXPIRY_S: Final = 2_592_000
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+DeadlineRisk = Literal["low", "medium", "high"]
 FilePurpose = Literal["batch", "assistants", "evals", "fine-tune", "user_data", "vision"]
 
 
@@ -46,13 +49,18 @@ MetadataValue = Annotated[str, StringConstraints(max_length=512), AfterValidator
 class BatchRequest(BaseModel):
     """The body of ``POST /v1/batches``."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     input_file_id: Text
+    """The id of a file of purpose `batch`."""
     endpoint: Endpoint
+    """The endpoint of every request in the file."""
     completion_window: Literal["24h"]
+    """Only `24h`: after that, requests without an answer expire."""
     metadata: Annotated[dict[MetadataKey, MetadataValue] | None, Field(max_length=16)] = None
+    """At most 16 pairs; keys of at most 64 characters, values of at most 512."""
     output_expires_after: ExpiresAfter | None = None
+    """When its output and error files expire; after 30 days by default, or as the retention of the project says."""
 
 
 class UploadFields(BaseModel):
@@ -68,15 +76,26 @@ class UploadFields(BaseModel):
 class FileObject(BaseModel):
     """OpenAI's File object."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     id: str
+    """Names the file."""
     object: Literal["file"] = "file"
+    """Always `file`."""
     bytes: int
+    """Its size in bytes."""
     created_at: int
+    """When it was made, in Unix seconds."""
     expires_at: int | None
+    """When it is deleted, in Unix seconds; null for never."""
     filename: str
+    """The name that it was uploaded with."""
     purpose: str
+    """What it was uploaded for; `batch_output` for output and error files."""
     status: Literal["processed"] = "processed"
+    """Always `processed`."""
     status_details: None = None
+    """Always null."""
 
 
 class DeletedFile(BaseModel):
@@ -136,28 +155,88 @@ class BatchUsage(BaseModel):
 class BatchObject(BaseModel):
     """OpenAI's Batch object. Times are Unix seconds."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     id: str
+    """Names the batch."""
     object: Literal["batch"] = "batch"
+    """Always `batch`."""
     endpoint: str
+    """The endpoint of every request in it."""
     model: str | None
+    """The model of every request in it, once it was validated."""
     errors: BatchErrors | None
+    """Why it failed; null unless it did."""
     input_file_id: str
+    """The file with its requests."""
     completion_window: str
-    status: str
+    """How long it may take."""
+    status: BatchStatus
+    """Its state."""
     output_file_id: str | None
+    """The file with the answers; null before the end, or when there are none."""
     error_file_id: str | None
+    """The file with the requests that have no answer; null before the end, or when there are none."""
     created_at: int
+    """When it was made, in Unix seconds."""
     in_progress_at: int | None
+    """When its input was accepted, in Unix seconds."""
     expires_at: int | None
+    """Its deadline, in Unix seconds."""
     finalizing_at: int | None
+    """When all requests were done or the deadline had passed, in Unix seconds."""
     completed_at: int | None
+    """When it was completed, in Unix seconds."""
     failed_at: int | None
+    """When it failed, in Unix seconds."""
     expired_at: int | None
+    """When it expired, in Unix seconds."""
     cancelling_at: int | None
+    """When its cancellation was asked for, in Unix seconds."""
     cancelled_at: int | None
+    """When it was cancelled, in Unix seconds."""
     request_counts: RequestCounts
+    """Its requests, by outcome."""
     usage: BatchUsage | None
+    """Tokens that it used; null before the end."""
     metadata: dict[str, str] | None
+    """What it was created with."""
+
+
+class Extension(BaseModel):
+    """What cloister tells of one batch beyond OpenAI's object. A value that is not known is null."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    queue_position: int | None
+    """1 is launched next; null unless the batch waits for its job to be launched."""
+    rate_rows_per_second: float | None
+    """Finished requests per second, over about the last minute."""
+    eta_seconds: int | None
+    """Until every request has a result, at this rate."""
+    estimated_completion_at: int | None
+    """The same as a time, in Unix seconds."""
+    deadline_risk: DeadlineRisk | None
+    """Of missing `expires_at`. With a rate: `low` while the ETA takes at most half of the time that is left, `medium`
+    while it fits, else `high`. Without: by the share of the completion window that is left, over a half and over a
+    tenth. Null unless the batch is validating or in progress."""
+    gpu_seconds: float
+    """GPUs times the seconds that jobs of the batch held them."""
+    enqueued_tokens: int
+    """Tokens of the input, estimated, that count towards the limit of the project."""
+    attempt: int
+    """The number of the newest job, 0 before the first."""
+    failed_attempts: int
+    """Jobs that failed in a row without a new result between them."""
+    last_job_message: str | None
+    """Why the last job that failed did."""
+
+
+class RetrievedBatch(BatchObject):
+    """OpenAI's Batch object, and what cloister tells beyond it."""
+
+    x_cloister: Extension
+    """Queue, rate and prospects."""
 
 
 class ModelObject(BaseModel):

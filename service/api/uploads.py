@@ -1,5 +1,6 @@
 """Reads an upload: a multipart form whose file goes to disk as it comes in."""
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, BinaryIO, Final
@@ -7,23 +8,31 @@ from typing import Annotated, BinaryIO, Final
 from fastapi import Depends, Request
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartParser
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from service.api.authentication import SubmitAccess
 from service.api.error_mapping import invalid_request
+from service.api.parts import PartsDependency
 from service.api.schemas import UploadFields
+from service.db import query
 from service.errors import InvalidRequestError, TooLargeError
+from service.quotas import limits_of, upload_refusal
 
 _MIB: Final = 1 << 20
 MAX_BATCH_FILE_BYTES: Final = 200 * _MIB
 MAX_FILE_BYTES: Final = 512 * _MIB
 BATCH_FILE_EXPIRES_AFTER_S: Final = 30 * 24 * 3600
 _HEAD_BYTES: Final = 64 * 1024
+# What a form may have besides its file, for a first look at the size of the file.
+_FORM_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A checked upload; ``file`` is open at its start and lies on disk if it is large."""
+    """A checked upload; ``file`` is open at its start and lies on disk if it is large.
+
+    ``expires_after_s`` is the client's own wish.
+    """
 
     file: BinaryIO
     filename: str
@@ -43,6 +52,39 @@ def jsonl_problem(head: bytes) -> str | None:
     if text and not text.startswith(b"{"):
         return "The file does not start with '{': write one JSON object per line"
     return None
+
+
+def plain_filename(name: str) -> str:
+    """The last part of what a client calls a file: some send a whole path, of their own system or of a trap."""
+    return re.split(r"[/\\]", name.replace("\0", ""))[-1] or "upload"
+
+
+def expires_after_s(upload: Upload, retention_s: int) -> int:
+    """How long a new file is kept.
+
+    What the client wishes; else a batch file as long as OpenAI keeps one or as the retention says, whichever is
+    shorter, and any other file as long as the retention says.
+    """
+    if upload.expires_after_s is not None:
+        return upload.expires_after_s
+    return min(BATCH_FILE_EXPIRES_AFTER_S, retention_s) if upload.purpose == "batch" else retention_s
+
+
+class _FormParser(MultiPartParser):
+    """Refuses a form whose body came to its end but which itself did not."""
+
+    _is_whole = False
+
+    def on_end(self) -> None:
+        self._is_whole = True
+
+    async def parse(self) -> FormData:
+        form = await super().parse()
+        if not self._is_whole:
+            for file in self._files_to_close_on_error:
+                file.close()
+            raise MultiPartException("it breaks off before its closing boundary. Send it again.")
+        return form
 
 
 async def _limited(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -77,15 +119,13 @@ def _checked(form: FormData) -> Upload:
             raise InvalidRequestError(
                 f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
             )
-    expires_after_s = fields.expires_after_s
     if fields.purpose == "batch":
         _check_batch_file(file.file, file.size or 0)
-        expires_after_s = expires_after_s or BATCH_FILE_EXPIRES_AFTER_S
     return Upload(
         file=file.file,
-        filename=(file.filename or "upload").replace("\0", ""),
+        filename=plain_filename(file.filename or ""),
         purpose=fields.purpose,
-        expires_after_s=expires_after_s,
+        expires_after_s=fields.expires_after_s,
     )
 
 
@@ -104,11 +144,24 @@ def _check_batch_file(file: BinaryIO, size_bytes: int) -> None:
         )
 
 
-async def _parsed_upload(request: Request, _access: SubmitAccess) -> AsyncIterator[Upload]:
+def _room_for_upload(request: Request, access: SubmitAccess, parts: PartsDependency) -> None:
+    """Refuses an upload that its project has no room for, as far as Content-Length tells, before the body is read."""
+    length = request.headers.get("content-length", "")
+    if not (length.isascii() and length.isdecimal()):
+        return
+    with parts.pool.connection() as connection:
+        settings = connection.execute(query("project_settings"), {"id": access.project.id}).fetchone()
+    assert settings is not None  # noqa: S101 - projects are never deleted
+    size_bytes = max(0, int(length) - _FORM_BYTES)
+    if refusal := upload_refusal(limits_of(settings), settings["stored_bytes"] or 0, size_bytes):
+        raise refusal
+
+
+async def _parsed_upload(request: Request, _room: Annotated[None, Depends(_room_for_upload)]) -> AsyncIterator[Upload]:
     """The form of a request whose API key is known to be good. Its file is closed after the answer."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise InvalidRequestError("An upload must be a multipart form (Content-Type: multipart/form-data).")
-    form = await MultiPartParser(request.headers, _limited(request.stream()), max_files=1, max_fields=20).parse()
+    form = await _FormParser(request.headers, _limited(request.stream()), max_files=1, max_fields=20).parse()
     try:
         yield _checked(form)
     finally:

@@ -21,11 +21,14 @@ def stack_database(data_dir: Path) -> Iterator[Pool]:
     """The database of a running ``cloister local``, or any that CLOISTER_DATABASE_URL names."""
     from service.local.layout import layout_of
 
-    url = os.environ.get("CLOISTER_DATABASE_URL") or layout_of(data_dir).database_url("cloister")
+    named = os.environ.get("CLOISTER_DATABASE_URL")
+    url = named or layout_of(data_dir).database_url("cloister")
     try:
         with psycopg.connect(url, connect_timeout=5):
             pass
     except psycopg.OperationalError as error:
+        if named:
+            raise CloisterError(f"the database that CLOISTER_DATABASE_URL names does not answer ({error})") from error
         raise CloisterError(
             f"no database answers for {data_dir}: start `cloister local --data-dir {data_dir}` first, "
             f"or set CLOISTER_DATABASE_URL ({error})"

@@ -21,7 +21,16 @@ Pool = ConnectionPool[psycopg.Connection[DictRow]]
 
 def open_pool(database_url: str, *, max_size: int = 10) -> Pool:
     """Opens a pool whose connections give rows as dicts; it connects in the background and reconnects by itself."""
-    return ConnectionPool(
+
+    def check(connection: psycopg.Connection[DictRow]) -> None:
+        # Where one connection is lost, all are: the pool would find them one by one, with pauses that double.
+        try:
+            ConnectionPool.check_connection(connection)
+        except psycopg.OperationalError:
+            pool.check()
+            raise
+
+    pool: Pool = ConnectionPool(
         database_url,
         min_size=1,
         max_size=max_size,
@@ -29,9 +38,10 @@ def open_pool(database_url: str, *, max_size: int = 10) -> Pool:
         # The pool doubles its pauses up to this many seconds: as long as a long outage, it would stay away after one.
         reconnect_timeout=10,
         kwargs={"row_factory": dict_row},
-        check=ConnectionPool.check_connection,
+        check=check,
         open=True,
     )
+    return pool
 
 
 @functools.cache
@@ -61,6 +71,11 @@ def _migrations() -> Iterator[tuple[str, str]]:
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if file.name.endswith(".sql"):
             yield file.name.removesuffix(".sql"), file.read_text()
+
+
+def migration_names() -> list[str]:
+    """The names of all migrations, in the order in which they run."""
+    return [name for name, _ in _migrations()]
 
 
 def migrate(database_url: str, **connect: Any) -> list[str]:

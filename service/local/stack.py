@@ -16,7 +16,7 @@ from types import FrameType
 import httpx
 
 from ray_job.contract.job_spec import Accelerator
-from service.api_keys import authenticate, create_api_key, ensure_default_project
+from service.api_keys import Scope, authenticate, create_api_key
 from service.db import open_pool
 from service.local import postgres, ray_head
 from service.local.client_env import Client, first_steps, read_client_env, write_client_env
@@ -34,6 +34,7 @@ from service.local.models import (
 )
 from service.local.processes import end_everything, kill_child
 from service.local.supervisor import Child, Supervisor
+from service.projects import ensure_default_project
 
 POSTGRES_TIMEOUT_S = 60.0
 RAY_TIMEOUT_S = 120.0
@@ -161,7 +162,8 @@ def _client(plan: Plan) -> Client:
         if known is not None and authenticate(pool, known.api_key) is not None:
             key = known.api_key
         else:
-            key = create_api_key(pool, project_id=ensure_default_project(pool).id, name="cloister local")
+            project = ensure_default_project(pool)
+            key = create_api_key(pool, project_id=project.id, name="cloister local", scopes=Scope)
     client = Client(base_url=base_url, api_key=key)
     write_client_env(plan.layout.client_env, client)
     return client

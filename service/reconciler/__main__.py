@@ -1,27 +1,25 @@
 """``python -m service.reconciler``: reconciles until SIGTERM or SIGINT."""
 
+import contextlib
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
 
 import structlog
 
-from service.adapters.ray_jobs_launcher import RayJobsLauncher
+from service.adapters.open_launcher import open_launcher
 from service.compose import open_backends
 from service.errors import CloisterError, SettingsError
 from service.logging import configure_logging
 from service.reconciler.context import Context
+from service.reconciler.health import serve_health
 from service.reconciler.loop import run
 from service.settings import Settings, read_settings
 
 logger = structlog.get_logger(__name__)
-
-# Jobs find the password of their database role by this file.
-_PASSED_ON = ("PGPASSFILE",)
 
 
 def main() -> int:
@@ -36,28 +34,23 @@ def main() -> int:
     return 0
 
 
-def _ray_token(environment: Mapping[str, str]) -> str:
-    """The token of a Ray with token authentication, from the file that Ray's own variable names."""
-    path = environment.get("RAY_AUTH_TOKEN_PATH", "")
+def _serve_health(context: Context, settings: Settings, until: contextlib.ExitStack) -> None:
+    if not settings.health_port:
+        return
     try:
-        return Path(path).read_text().strip() if path else ""
+        until.enter_context(serve_health(context, host=settings.host, port=settings.health_port))
     except OSError as error:
-        raise SettingsError(f"RAY_AUTH_TOKEN_PATH: cannot read {path}: {error.strerror}") from error
+        where = f"{settings.host}:{settings.health_port}"
+        raise SettingsError(f"CLOISTER_HEALTH_PORT: cannot listen on {where}: {error.strerror}") from error
 
 
 def _run(settings: Settings) -> None:
     stopping = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     with (
-        open_backends(settings, max_connections=8) as backends,
-        RayJobsLauncher(
-            settings.ray_address,
-            entrypoint=settings.job_entrypoint,
-            environment=environment,
-            token=_ray_token(os.environ),
-        ) as launcher,
+        open_backends(settings, max_connections=12) as backends,
+        open_launcher(settings, backends.catalogue, os.environ) as launcher,
     ):
         context = Context(
             pool=backends.pool,
@@ -67,9 +60,12 @@ def _run(settings: Settings) -> None:
             job_database_url=settings.job_database_url,
             workspace=Path(tempfile.gettempdir()),
             max_running_jobs=settings.max_running_jobs,
+            retention_s=settings.retention_days * 24 * 3600,
             stopping=stopping,
         )
-        run(context, settings.database_url)
+        with contextlib.ExitStack() as until:
+            _serve_health(context, settings, until)
+            run(context, settings.database_url)
     logger.info("reconciler.stopped")
 
 

@@ -1,8 +1,8 @@
 """The step to a final state: assembles the files, then ends the batch in one transaction."""
 
 import hashlib
-import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import structlog
 
@@ -10,12 +10,16 @@ from ray_job.contract.object_keys import batch_prefix, file_key
 from service.assembly import Assembled, AssemblyError, assemble
 from service.errors import ObjectNotFoundError
 from service.input_file import InputError
-from service.ports import StoredObject
+from service.ports import ObjectStore, StoredObject
 from service.reconciler.context import Context, utc_now
-from service.reconciler.records import Batch, Ending, ResultFile, end, note_parts_deleted
+from service.reconciler.records import Batch, Ending, ResultFile, end, load_batch, note_parts_deleted
 from service.transitions import BatchStatus, Fail
 
 logger = structlog.get_logger(__name__)
+
+
+class _OvertakenError(Exception):
+    """The batch is not in the state any more from which it was to be ended."""
 
 
 def finish(context: Context, batch: Batch) -> None:
@@ -27,20 +31,17 @@ def finish(context: Context, batch: Batch) -> None:
     is_cancelled = batch.view.status is BatchStatus.CANCELLING
     try:
         assembled = _assemble(context, batch)
+    except _OvertakenError:
+        return
     except AssemblyError as error:
         after = BatchStatus.CANCELLED if is_cancelled else BatchStatus.FAILED
         message = f"The results could not be put together: {error}. Create the batch again."
-        end(
-            context.pool,
-            batch,
-            Ending(after=after, problem=InputError(code="assembly_failed", message=message)),
-            utc_now(),
-        )
+        _end(context, batch, Ending(after=after, problem=InputError(code="assembly_failed", message=message)))
         return
     after = BatchStatus.CANCELLED if is_cancelled else BatchStatus.COMPLETED
     if not is_cancelled and assembled.completed + assembled.failed - assembled.expired < batch.total:
         after = BatchStatus.EXPIRED
-    end(context.pool, batch, _ending(batch, after, assembled), utc_now())
+    _end(context, batch, _ending(batch, after, assembled))
 
 
 def give_up(context: Context, batch: Batch, failure: Fail) -> None:
@@ -52,10 +53,12 @@ def give_up(context: Context, batch: Batch, failure: Fail) -> None:
     problem = InputError(code=failure.code, message=failure.message)
     try:
         ending = _ending(batch, BatchStatus.FAILED, _assemble(context, batch), problem)
+    except _OvertakenError:
+        return
     except AssemblyError as error:
         logger.exception("batch.assembly_failed", batch_id=batch.id, error=str(error))
         ending = Ending(after=BatchStatus.FAILED, problem=problem)
-    end(context.pool, batch, ending, utc_now())
+    _end(context, batch, ending)
 
 
 def delete_parts(context: Context, batch: Batch) -> None:
@@ -81,17 +84,41 @@ def _assemble(context: Context, batch: Batch) -> Assembled:
         workspace=context.workspace,
         expected_lines=batch.total if is_finalizing and not is_late else None,
         expire_lines_of=_input_file(context, batch) if is_late else None,
+        before_writing=lambda: _check_not_overtaken(context, batch),
     )
 
 
+def _check_not_overtaken(context: Context, batch: Batch) -> None:
+    """Whatever ended the batch meanwhile may have deleted parts: what was read of them must not replace its files."""
+    now = load_batch(context.pool, batch.id)
+    if now is None or now.view.status is not batch.view.status:
+        raise _OvertakenError(batch.id)
+
+
+def _end(context: Context, batch: Batch, ending: Ending) -> None:
+    end(context.pool, batch, ending, utc_now(), context.retention_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """An object's content, read anew each time it is iterated."""
+
+    store: ObjectStore
+    key: str
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.store.read(self.key)
+
+
 def _input_file(context: Context, batch: Batch) -> Iterable[bytes] | None:
-    """The content of the input file, or None if its owner deleted it meanwhile."""
-    chunks = context.store.read(file_key(batch.input_file_id))
+    """The content of the input file, or None if it is gone."""
+    content = _Content(context.store, file_key(batch.input_file_id))
     try:
-        return itertools.chain([next(chunks, b"")], chunks)
+        next(iter(content), b"")
     except ObjectNotFoundError:
         logger.warning("batch.input_file_gone", batch_id=batch.id, file_id=batch.input_file_id)
         return None
+    return content
 
 
 def _ending(batch: Batch, after: BatchStatus, assembled: Assembled, problem: InputError | None = None) -> Ending:

@@ -1,19 +1,29 @@
-"""The loop: one leader, woken by Postgres or by time, that advances all open batches."""
+"""The loop: one leader, woken by Postgres or by time, that takes all open batches further.
 
+A pass asks Postgres which batches a step may take further, in a fair order, and hands them to a few threads for as
+long as these have room. Beside it the leader deletes what is too old and delivers webhooks.
+"""
+
+import dataclasses
+import os
+import socket
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from threading import Event
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Final
 
 import psycopg
 import structlog
 
-from service.errors import LauncherError, ObjectStoreError
+from service.db import query
 from service.reconciler.context import Context
-from service.reconciler.records import batches_to_reconcile
-from service.reconciler.steps import advance
-from service.transitions import backoff
+from service.reconciler.patient_store import PatientStore
+from service.reconciler.retention import keep_sweeping
+from service.reconciler.webhooks import keep_delivering
+from service.reconciler.workers import Workers
+from service.reconciler.worklist import batches_to_advance, is_any_batch_open
 
 logger = structlog.get_logger(__name__)
 
@@ -23,81 +33,97 @@ IDLE_INTERVAL_S: Final = 10.0
 STANDBY_INTERVAL_S: Final = 1.0
 # How long a signal may go unnoticed.
 _STOP_CHECK_S: Final = 0.25
-# Steps are waiting for the store or Postgres most of the time; two large assemblies leave two threads for the rest.
-_WORKERS: Final = 4
-
-_TRANSIENT = (ObjectStoreError, LauncherError, psycopg.OperationalError)
-
-
-@dataclass(slots=True)
-class _Trouble:
-    """A batch that could not be advanced: how often in a row, and when to try again (monotonic seconds)."""
-
-    failures: int = 0
-    not_before: float = 0.0
+# Batches are often created, and change, several at a time: one pass serves them all.
+_GATHER_S: Final = 0.02
+_BEAT_INTERVAL_S: Final = 1.0
 
 
 def run(context: Context, database_url: str) -> None:
     """Reconciles until ``context.stopping`` is set. Only one process does; others wait for its lock."""
+    context = dataclasses.replace(context, store=PatientStore(context.store))
     failures = 0
     while not context.stopping.is_set():
+        context.pulse.beat_at = time.monotonic()
         try:
             with psycopg.connect(database_url, autocommit=True, connect_timeout=5) as connection:
                 failures = 0
-                if _becomes_leader(connection, context.stopping):
+                if _becomes_leader(context, connection):
                     logger.info("reconciler.leading")
                     connection.execute("LISTEN batches")
-                    _lead(context, connection)
+                    with _leading(context):
+                        _lead(context, connection)
         except psycopg.OperationalError as error:
             failures += 1
             logger.warning("reconciler.database_unreachable", error=str(error).strip(), failures=failures)
             context.stopping.wait(min(failures, 5))
 
 
-def _becomes_leader(connection: psycopg.Connection, stopping: Event) -> bool:
+def _becomes_leader(context: Context, connection: psycopg.Connection) -> bool:
     is_told = False
-    while not stopping.is_set():
+    while not context.stopping.is_set():
+        context.pulse.beat_at = time.monotonic()
         row = connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
         if row and row[0]:
             return True
         if not is_told:
             logger.info("reconciler.standby", reason="another reconciler leads")
             is_told = True
-        stopping.wait(STANDBY_INTERVAL_S)
+        context.stopping.wait(STANDBY_INTERVAL_S)
     return False
 
 
-def _lead(context: Context, connection: psycopg.Connection) -> None:
-    running: dict[str, Future[None]] = {}
-    troubles: dict[str, _Trouble] = {}
-    with ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="batch") as executor:
-        while not context.stopping.is_set():
-            open_batches = batches_to_reconcile(context.pool)
-            running = {batch_id: future for batch_id, future in running.items() if not future.done()}
-            troubles = {batch_id: troubles.get(batch_id, _Trouble()) for batch_id in open_batches}
-            for batch_id in open_batches:
-                if batch_id not in running and time.monotonic() >= troubles[batch_id].not_before:
-                    running[batch_id] = executor.submit(_advance_safely, context, batch_id, troubles[batch_id])
-            _wait(connection, context.stopping, BUSY_INTERVAL_S if open_batches else IDLE_INTERVAL_S)
-
-
-def _advance_safely(context: Context, batch_id: str, trouble: _Trouble) -> None:
-    """Advances one batch; whatever goes wrong with it is logged and tried again later."""
+@contextmanager
+def _leading(context: Context) -> Iterator[None]:
+    """What a leader does beside its passes, each in a thread of its own, until it leads no more."""
+    over = Event()
+    threads = [
+        Thread(target=work, args=(context, over), name=work.__name__) for work in (keep_sweeping, keep_delivering)
+    ]
+    for thread in threads:
+        thread.start()
+    context.pulse.is_leading = True
+    context.metrics.leading.set(1)
     try:
-        advance(context, batch_id)
-    except Exception as error:  # noqa: BLE001 - the shell of the loop: one batch never stops the others
-        trouble.failures += 1
-        wait_s = backoff(trouble.failures).total_seconds() / 2
-        trouble.not_before = time.monotonic() + wait_s
-        event = logger.warning if isinstance(error, _TRANSIENT) else logger.exception
-        event("batch.step_failed", batch_id=batch_id, error=str(error), failures=trouble.failures, retry_in_s=wait_s)
-    else:
-        trouble.failures, trouble.not_before = 0, 0.0
+        yield
+    finally:
+        context.metrics.leading.set(0)
+        context.pulse.is_leading = False
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
-def _wait(connection: psycopg.Connection, stopping: Event, interval_s: float) -> None:
-    """Until Postgres tells of a batch, ``interval_s`` passed or the process is to end."""
-    end = time.monotonic() + interval_s
-    while not stopping.is_set() and (left := end - time.monotonic()) > 0:
-        for _ in connection.notifies(timeout=min(left, _STOP_CHECK_S), stop_after=1):
+def _lead(context: Context, connection: psycopg.Connection) -> None:
+    leader = f"{socket.gethostname()}:{os.getpid()}"
+    beat_at = 0.0
+    with Workers(context) as workers:
+        while not context.stopping.is_set():
+            began = context.pulse.beat_at = time.monotonic()
+            if began - beat_at >= _BEAT_INTERVAL_S:
+                connection.execute(query("beat"), {"leader": leader})
+                beat_at = began
+            _pass(context, workers, until=began + BUSY_INTERVAL_S)
+            interval_s = BUSY_INTERVAL_S if is_any_batch_open(context.pool) else IDLE_INTERVAL_S
+            _wait(connection, context.stopping, until=began + interval_s)
+
+
+def _pass(context: Context, workers: Workers, *, until: float) -> None:
+    """Hands batches to the workers until none is left, or it is time for a new list."""
+    began = time.monotonic()
+    due = deque(
+        batches_to_advance(context.pool, max_running_jobs=context.max_running_jobs, busy=workers.not_to_be_given())
+    )
+    while due and not context.stopping.is_set() and (left := until - time.monotonic()) > 0:
+        if workers.has_room():
+            workers.begin(due.popleft())
+        else:
+            workers.wait_for_room(min(left, _STOP_CHECK_S))
+    context.metrics.pass_duration_s.observe(time.monotonic() - began)
+
+
+def _wait(connection: psycopg.Connection, stopping: Event, *, until: float) -> None:
+    """Until Postgres tells of a batch, the time has come or the process is to end."""
+    while not stopping.is_set() and (left := until - time.monotonic()) > 0:
+        if list(connection.notifies(timeout=min(left, _STOP_CHECK_S), stop_after=1)):
+            list(connection.notifies(timeout=_GATHER_S))
             return

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 import psycopg
@@ -16,11 +16,10 @@ from service.assembly import Assembled
 from service.db import Pool, query
 from service.input_file import InputError, InputFacts
 from service.ports import StoredObject
-from service.transitions import BatchStatus, BatchView, NextAttempt, is_allowed
+from service.transitions import BatchStatus, BatchView, is_allowed
 
 logger = structlog.get_logger(__name__)
 
-DEFAULT_EXPIRY: Final = timedelta(days=30)
 _VIEW_FIELDS: Final = tuple(field.name for field in dataclasses.fields(BatchView))
 _USAGE_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Usage))
 
@@ -36,6 +35,8 @@ class Batch:
     output_expires_after_s: int | None
     model: str | None
     total: int
+    created_at: datetime
+    job_running_since: datetime | None
     view: BatchView
 
     @property
@@ -64,12 +65,6 @@ class Ending:
     problem: InputError | None = None
 
 
-def batches_to_reconcile(pool: Pool) -> list[str]:
-    """The ids of all batches that are not over yet, oldest first."""
-    with pool.connection() as connection:
-        return [row["id"] for row in connection.execute(query("batches_to_reconcile"))]
-
-
 def load_batch(pool: Pool, batch_id: str) -> Batch | None:
     """One batch, or None if there is none with that id."""
     with pool.connection() as connection:
@@ -81,17 +76,21 @@ def load_batch(pool: Pool, batch_id: str) -> Batch | None:
     return Batch(view=view, **row)
 
 
-def input_file_problem(pool: Pool, batch: Batch, now: datetime) -> InputError | None:
-    """Why the batch's input file cannot be used, if so."""
+def input_file_problem(pool: Pool, batch: Batch) -> InputError | None:
+    """Why the batch's input file cannot be used, if so.
+
+    A file that was deleted or expired after the batch was created is kept for it until it ends; else it would depend
+    on how soon a batch is looked at whether it runs.
+    """
     with pool.connection() as connection:
         row = connection.execute(
             query("input_file_of_batch"), {"file_id": batch.input_file_id, "project_id": batch.project_id}
         ).fetchone()
     if row is None:
         return _file_error(f"The input file '{batch.input_file_id}' does not exist. Upload it with purpose 'batch'.")
-    if row["deleted_at"] is not None:
+    if row["deleted_at"] is not None and row["deleted_at"] <= batch.created_at:
         return _file_error(f"The input file '{batch.input_file_id}' was deleted. Upload it again.")
-    if row["expires_at"] is not None and row["expires_at"] <= now:
+    if row["expires_at"] is not None and row["expires_at"] <= batch.created_at:
         return _file_error(f"The input file '{batch.input_file_id}' has expired. Upload it again.")
     if row["purpose"] != "batch":
         return _file_error(
@@ -127,36 +126,11 @@ def finalize(pool: Pool, batch: Batch, now: datetime) -> bool:
         return _moved(connection, "finalize_batch", batch, BatchStatus.FINALIZING, {"now": now})
 
 
-def launched_jobs(pool: Pool, batch: Batch) -> int:
-    """How many other batches have a job that the launcher took and that has not been seen to end."""
-    with pool.connection() as connection:
-        row = connection.execute(query("count_launched_jobs"), {"batch_id": batch.id}).fetchone()
-    return int(row["jobs"]) if row else 0
+def end(pool: Pool, batch: Batch, ending: Ending, now: datetime, retention_s: int) -> bool:
+    """To a final state, with files, counts and usage, in one transaction.
 
-
-def note_launch(pool: Pool, batch: Batch, now: datetime) -> bool:
-    """The launcher took the job of the newest attempt."""
-    values = {"batch_id": batch.id, "attempt": batch.view.attempt}
-    with pool.connection() as connection:
-        if connection.execute(query("job_was_launched"), values).fetchone() is None:
-            return False
-        _insert_event(connection, batch.id, now, "job.launched", {"job_id": batch.job_id})
-        return True
-
-
-def note_next_attempt(pool: Pool, batch: Batch, attempt: NextAttempt, reason: str, now: datetime) -> bool:
-    """Writes down a new attempt, before its job is launched."""
-    values = {"batch_id": batch.id, "attempt": batch.view.attempt} | dataclasses.asdict(attempt)
-    with pool.connection() as connection:
-        if connection.execute(query("next_attempt"), values).fetchone() is None:
-            return False
-        data = {"job_id": batch.job_id, "reason": reason, "failed_attempts": attempt.failed_attempts}
-        _insert_event(connection, batch.id, now, "job.ended", data)
-        return True
-
-
-def end(pool: Pool, batch: Batch, ending: Ending, now: datetime) -> bool:
-    """To a final state, with files, counts and usage, in one transaction."""
+    ``retention_s`` is how long the files are kept where neither the batch nor its project says so.
+    """
     assembled = ending.assembled
     usage = dataclasses.asdict(assembled.usage) if assembled else dict.fromkeys(_USAGE_FIELDS, 0)
     values = {
@@ -173,7 +147,7 @@ def end(pool: Pool, batch: Batch, ending: Ending, now: datetime) -> bool:
             return False
         for file in (ending.output, ending.error):
             if file is not None:
-                _insert_file(connection, batch, file, now)
+                _insert_file(connection, batch, file, now, retention_s)
         _insert_errors(connection, batch.id, [ending.problem] if ending.problem else [])
         return True
 
@@ -198,13 +172,14 @@ def _moved(
     if connection.execute(query(name), parameters).fetchone() is None:
         logger.info("batch.overtaken", batch_id=batch.id, before=before.value, after=after.value)
         return False
-    _insert_event(connection, batch.id, values["now"], f"batch.{after.value}", {"before": before.value})
+    insert_event(connection, batch.id, values["now"], f"batch.{after.value}", {"before": before.value})
     return True
 
 
-def _insert_event(
+def insert_event(
     connection: psycopg.Connection[DictRow], batch_id: str, now: datetime, type: str, data: Mapping[str, Any]
 ) -> None:
+    """Adds to what happened to a batch, and logs it."""
     parameters = {"batch_id": batch_id, "now": now, "type": type, "data": Jsonb(dict(data))}
     connection.execute(query("insert_batch_event"), parameters)
     logger.info(type, batch_id=batch_id, **data)
@@ -218,9 +193,9 @@ def _insert_errors(connection: psycopg.Connection[DictRow], batch_id: str, error
         connection.cursor().executemany(query("insert_batch_error"), rows)
 
 
-def _insert_file(connection: psycopg.Connection[DictRow], batch: Batch, file: ResultFile, now: datetime) -> None:
-    seconds = batch.output_expires_after_s
-    expiry = DEFAULT_EXPIRY if seconds is None else timedelta(seconds=seconds)
+def _insert_file(
+    connection: psycopg.Connection[DictRow], batch: Batch, file: ResultFile, now: datetime, retention_s: int
+) -> None:
     connection.execute(
         query("insert_batch_file"),
         {
@@ -230,6 +205,7 @@ def _insert_file(connection: psycopg.Connection[DictRow], batch: Batch, file: Re
             "size_bytes": file.stored.size_bytes,
             "sha256": file.stored.sha256,
             "now": now,
-            "expires_at": now + expiry,
+            "expires_after_s": batch.output_expires_after_s,
+            "retention_s": retention_s,
         },
     )

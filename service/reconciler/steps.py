@@ -1,24 +1,32 @@
 """One step of one batch: asks the pure core what to do, and does it."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
+import psycopg
 import structlog
+from psycopg.rows import DictRow
 
 from ray_job.contract.job_spec import JobSpec
 from ray_job.contract.object_keys import file_key, parts_prefix
 from service.assembly import AssemblyError, committed_lines
+from service.errors import LauncherError
+from service.ports import JobState, JobStatus
 from service.reconciler.context import Context, utc_now
 from service.reconciler.finishing import delete_parts, finish, give_up
-from service.reconciler.records import (
-    Batch,
-    finalize,
-    launched_jobs,
-    load_batch,
+from service.reconciler.jobs import (
+    gpus_of,
+    note_job_over,
     note_launch,
     note_next_attempt,
+    note_running,
+    postpone_launch,
+    turn_to_launch,
 )
+from service.reconciler.records import Batch, finalize, load_batch
 from service.reconciler.validation import validate
 from service.transitions import (
+    ALIVE,
     FINAL,
     Assemble,
     AttemptFailed,
@@ -26,7 +34,6 @@ from service.transitions import (
     Fail,
     Finalize,
     Launch,
-    NextAttempt,
     StopJob,
     Validate,
     Wait,
@@ -36,6 +43,9 @@ from service.transitions import (
 )
 
 logger = structlog.get_logger(__name__)
+
+# A job that the launcher refuses must not keep the others from theirs.
+_POSTPONED_PAUSES: Final = 5
 
 
 def advance(context: Context, batch_id: str) -> None:
@@ -57,8 +67,10 @@ def step(context: Context, batch_id: str) -> bool:
     if batch.view.status in FINAL:
         delete_parts(context, batch)
         return False
-    job = context.launcher.status(batch.job_id) if needs_job_status(batch.view) else None
     now = utc_now()
+    job = _job_status(context, batch, now) if needs_job_status(batch.view, now) else None
+    if job is not None:
+        _note_use(context, batch, job, now)
     match decide(batch.view, job, now):
         case Wait():
             return False
@@ -85,8 +97,25 @@ def _move(context: Context, batch: Batch, decision: Decision, now: datetime) -> 
             finish(context, batch)
         case AttemptFailed(message):
             _after_failure(context, batch, message, now)
-        case NextAttempt() as attempt:
-            note_next_attempt(context.pool, batch, attempt, "the launcher does not know the job any more", now)
+
+
+def _job_status(context: Context, batch: Batch, now: datetime) -> JobStatus:
+    """The state of the newest job; a launcher that is gone for long keeps no batch from its end."""
+    try:
+        return context.launcher.status(batch.job_id)
+    except LauncherError as error:
+        if not batch.view.waited_long_enough_for_its_job(now):
+            raise
+        logger.warning("job.unknown", batch_id=batch.id, job_id=batch.job_id, error=str(error))
+        return JobStatus(state=JobState.MISSING)
+
+
+def _note_use(context: Context, batch: Batch, job: JobStatus, now: datetime) -> None:
+    """Notes from when to when the job held its GPUs. Done before all that follows from its end."""
+    if job.state is JobState.RUNNING and batch.job_running_since is None:
+        note_running(context.pool, batch, now)
+    elif job.state not in ALIVE and batch.job_running_since is not None:
+        note_job_over(context.pool, batch, now)
 
 
 def _launch(context: Context, batch: Batch) -> bool:
@@ -95,23 +124,35 @@ def _launch(context: Context, batch: Batch) -> bool:
         message = f"The model '{batch.model}' is no longer offered. Create the batch again with one that is."
         give_up(context, batch, Fail(code="model_not_found", message=message))
         return True
-    with context.launching:
-        if launched_jobs(context.pool, batch) >= context.max_running_jobs:
+    spec = JobSpec(
+        job_id=batch.job_id,
+        batch_id=batch.id,
+        attempt=batch.view.attempt,
+        endpoint=batch.endpoint,
+        input_key=file_key(batch.input_file_id),
+        object_store=context.store.location(),
+        database_url=context.job_database_url,
+        model=model.spec,
+    )
+    with turn_to_launch(context.pool, batch, context.max_running_jobs) as connection:
+        if connection is None:
             return False
-        context.launcher.launch(
-            JobSpec(
-                job_id=batch.job_id,
-                batch_id=batch.id,
-                attempt=batch.view.attempt,
-                endpoint=batch.endpoint,
-                input_key=file_key(batch.input_file_id),
-                object_store=context.store.location(),
-                database_url=context.job_database_url,
-                model=model.spec,
-            )
-        )
-        note_launch(context.pool, batch, utc_now())
+        try:
+            context.launcher.launch(spec)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one job, the others get their turn
+            _postpone(context, connection, batch, error)
+            return False
+        note_launch(connection, batch, gpus_of(model.spec), utc_now())
+    context.metrics.launches.inc()
     return False
+
+
+def _postpone(context: Context, connection: psycopg.Connection[DictRow], batch: Batch, error: Exception) -> None:
+    pause_s = _POSTPONED_PAUSES * context.first_pause_s
+    postpone_launch(connection, batch, utc_now() + timedelta(seconds=pause_s))
+    context.metrics.step_failures.labels(kind=type(error).__name__).inc()
+    event = logger.warning if isinstance(error, LauncherError) else logger.exception
+    event("job.launch_failed", batch_id=batch.id, job_id=batch.job_id, error=str(error), retry_in_s=pause_s)
 
 
 def _missing_lines(context: Context, batch: Batch) -> str:

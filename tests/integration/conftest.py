@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import openai
@@ -12,11 +13,16 @@ import psycopg
 import pytest
 import uvicorn
 
+from service.adapters.directory_object_store import DirectoryObjectStore
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import create_app
 from service.api.parts import Parts
-from service.api_keys import create_api_key, create_project
+from service.api.server import Server
+from service.api_keys import Scope, create_api_key
 from service.db import Pool, open_pool
+from service.projects import Project, create_project
+from tests.integration.described_answers import DescribedAnswers
+from tests.integration.reconciler_harness import Stack
 
 _numbers = itertools.count()
 
@@ -36,8 +42,9 @@ def api_pool(postgres_server_url: str, _template_database: str) -> Iterator[Pool
 def _served(api_pool: Pool) -> Iterator[tuple[str, MemoryObjectStore]]:
     store = MemoryObjectStore()
     app = create_app(Parts(pool=api_pool, store=store, models={"demo/small": datetime(2026, 1, 2, tzinfo=UTC)}))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none")
-    server = uvicorn.Server(config)
+    checked = DescribedAnswers(app)
+    config = uvicorn.Config(checked, host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none")
+    server = Server(config, app.state.watching)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -47,6 +54,7 @@ def _served(api_pool: Pool) -> Iterator[tuple[str, MemoryObjectStore]]:
     yield f"http://127.0.0.1:{port}", store
     server.should_exit = True
     thread.join()
+    assert not checked.problems
 
 
 @pytest.fixture
@@ -65,9 +73,21 @@ def store(_served: tuple[str, MemoryObjectStore]) -> MemoryObjectStore:
 
 
 @pytest.fixture
-def api_key(api_pool: Pool) -> str:
-    """A key of a project without files and batches."""
-    return create_api_key(api_pool, project_id=create_project(api_pool, f"project {next(_numbers)}").id, name="test")
+def project(api_pool: Pool) -> Project:
+    """A project without files, batches and limits."""
+    return create_project(api_pool, f"project {next(_numbers)}")
+
+
+@pytest.fixture
+def api_key(api_pool: Pool, project: Project) -> str:
+    """A key of the project, with the usual scopes: to read and to submit."""
+    return create_api_key(api_pool, project_id=project.id, name="test")
+
+
+@pytest.fixture
+def admin_key(api_pool: Pool, project: Project) -> str:
+    """A key of the project with the scope admin only."""
+    return create_api_key(api_pool, project_id=project.id, name="admin", scopes=[Scope.ADMIN])
 
 
 @pytest.fixture
@@ -90,3 +110,9 @@ def http(base_url: str, api_key: str) -> Iterator[httpx.Client]:
     """Plain HTTP with a good key, for what the official client would not send."""
     with httpx.Client(base_url=base_url, headers={"authorization": f"Bearer {api_key}"}) as opened:
         yield opened
+
+
+@pytest.fixture
+def stack(pool: Pool, tmp_path: Path) -> Stack:
+    """A reconciler's context over a fresh database and a directory store; nothing runs by itself."""
+    return Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path)

@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.api_keys import create_api_key, ensure_default_project
+from service.api_keys import create_api_key
 from service.db import Pool
+from service.projects import ensure_default_project
 
 MODELS = "models:\n  - id: demo\n    source: /models/demo\n"
 
@@ -57,6 +58,7 @@ def test_it_serves_over_a_directory_logs_json_without_content_and_ends_when_told
         "CLOISTER_OBJECT_STORE": f"file://{tmp_path}/objects",
         "CLOISTER_MODELS": str(tmp_path / "models.yaml"),
         "CLOISTER_PORT": str(port),
+        "CLOISTER_RETENTION_DAYS": "7",
     }
     key = create_api_key(pool, project_id=ensure_default_project(pool).id, name="test")
     process = subprocess.Popen([sys.executable, "-m", "service.api"], env=environment, stdout=subprocess.PIPE)
@@ -68,6 +70,7 @@ def test_it_serves_over_a_directory_logs_json_without_content_and_ends_when_told
             data={"purpose": "batch"},
             files={"file": ("a.jsonl", b'{"prompt":"confidential"}')},
         )
+        assert answer.json()["expires_at"] == answer.json()["created_at"] + 7 * 24 * 3600
         assert (tmp_path / "objects" / "files" / answer.json()["id"]).read_bytes() == b'{"prompt":"confidential"}'
     finally:
         process.send_signal(signal.SIGTERM)

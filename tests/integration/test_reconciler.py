@@ -1,128 +1,24 @@
 """The reconciler on real Postgres and a directory store; the launcher's jobs write parts themselves."""
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from ray_job.contract.job_spec import JobSpec, ModelSpec
-from ray_job.contract.lines import error_body, response_line
-from ray_job.contract.object_keys import file_key, part_key, parts_prefix
-from ray_job.contract.parts import PartRow, Usage, encode_part, part_id
+from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.object_keys import file_key, parts_prefix
 from service.adapters.directory_object_store import DirectoryObjectStore
-from service.adapters.memory_launcher import MemoryLauncher
 from service.db import Pool
 from service.errors import LauncherError, ObjectStoreError
-from service.model_catalogue import Catalogue, CatalogueModel
-from service.ports import JobState, JobStatus, ObjectStore
-from service.reconciler.context import Context
+from service.ports import JobState, JobStatus
 from service.reconciler.loop import run
 from service.reconciler.steps import advance, step
-
-CHAT = "/v1/chat/completions"
-BATCH = "batch_1"
-SUCCEEDED = JobStatus(state=JobState.SUCCEEDED)
-FAILED = JobStatus(state=JobState.FAILED, message="ValueError: no such model directory")
-RUNNING = JobStatus(state=JobState.RUNNING)
-
-
-@pytest.fixture
-def objects(tmp_path: Path) -> DirectoryObjectStore:
-    return DirectoryObjectStore(tmp_path / "objects")
-
-
-def line(number: int, model: str = "demo") -> bytes:
-    return json.dumps({"custom_id": f"id-{number}", "method": "POST", "url": CHAT, "body": {"model": model}}).encode()
-
-
-def commit(store: ObjectStore, batch_id: str, *lines: int, fails: bool = False) -> None:
-    body = error_body("no", type="x", param=None, code=None) if fails else b'{"object":"chat.completion"}'
-    rows = [
-        PartRow(
-            line=number,
-            outcome="failed" if fails else "completed",
-            data=response_line(batch_id, number, f"id-{number}", 400 if fails else 200, body),
-            usage=Usage(input_tokens=10, output_tokens=2),
-        )
-        for number in lines
-    ]
-    store.put(part_key(batch_id, part_id(lines)), [encode_part(batch_id, rows)])
-
-
-class Stack:
-    """A reconciler's context, and a client's view of the database."""
-
-    def __init__(self, pool: Pool, store: DirectoryObjectStore, workspace: Path) -> None:
-        self.pool, self.store = pool, store
-        self.work: Callable[[JobSpec], JobStatus] = lambda _: RUNNING
-        self.launcher = MemoryLauncher(self._run)
-        self.context = Context(
-            pool=pool,
-            store=store,
-            launcher=self.launcher,
-            catalogue=Catalogue(models={"demo": CatalogueModel(spec=ModelSpec(id="demo", source="x"))}),
-            job_database_url="",
-            workspace=workspace,
-        )
-
-    def _run(self, spec: JobSpec) -> JobStatus:
-        return self.work(spec)
-
-    def sql(self, text: str, *values: Any) -> list[dict[str, Any]]:
-        with self.pool.connection() as connection:
-            cursor = connection.execute(text, values)
-            return cursor.fetchall() if cursor.description else []
-
-    def create(self, *lines: bytes, batch_id: str = BATCH, hours: int = 24) -> None:
-        now = datetime.now(UTC)
-        content = b"\n".join(lines)
-        self.store.put(file_key(f"file-{batch_id}"), [content])
-        self.sql("INSERT INTO projects (id, name) VALUES ('p', 'p') ON CONFLICT DO NOTHING")
-        self.sql(
-            "INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256) "
-            "VALUES (%s, 'p', 'batch', 'in.jsonl', %s, '')",
-            f"file-{batch_id}",
-            len(content),
-        )
-        self.sql(
-            "INSERT INTO batches "
-            "(id, project_id, endpoint, input_file_id, completion_window, request_sha256, expires_at) "
-            "VALUES (%s, 'p', %s, %s, '24h', '', %s)",
-            batch_id,
-            CHAT,
-            f"file-{batch_id}",
-            now + timedelta(hours=hours),
-        )
-
-    def batch(self, batch_id: str = BATCH) -> dict[str, Any]:
-        return self.sql("SELECT * FROM batches WHERE id = %s", batch_id)[0]
-
-    def errors(self) -> list[dict[str, Any]]:
-        return self.sql("SELECT * FROM batch_errors WHERE batch_id = %s ORDER BY ordinal", BATCH)
-
-    def advance(self) -> dict[str, Any]:
-        advance(self.context, BATCH)
-        return self.batch()
-
-    def file(self, file_id: str) -> list[dict[str, Any]]:
-        return [json.loads(raw) for raw in b"".join(self.store.read(file_key(file_id))).splitlines()]
-
-    def forget_backoff(self) -> None:
-        self.sql("UPDATE batches SET launch_after = now() WHERE launch_after IS NOT NULL")
-
-    def cancel(self) -> None:
-        self.sql("UPDATE batches SET status = 'cancelling', cancelling_at = now()")
-
-
-@pytest.fixture
-def stack(pool: Pool, objects: DirectoryObjectStore, tmp_path: Path) -> Stack:
-    return Stack(pool, objects, tmp_path)
+from tests.integration.reconciler_harness import BATCH, FAILED, SUCCEEDED, Stack, commit, eventually, line
 
 
 def test_a_batch_goes_from_validating_to_completed(stack: Stack) -> None:
@@ -174,8 +70,8 @@ def test_a_bad_input_file_fails_the_batch_with_all_its_errors(stack: Stack) -> N
     ("change", "message"),
     [
         ("DELETE FROM files", "does not exist"),
-        ("UPDATE files SET deleted_at = now()", "was deleted"),
-        ("UPDATE files SET expires_at = now()", "has expired"),
+        ("UPDATE files SET deleted_at = now() - interval '1 h'", "was deleted"),
+        ("UPDATE files SET expires_at = now() - interval '1 h'", "has expired"),
         ("UPDATE files SET purpose = 'batch_output'", "has purpose 'batch_output'"),
         ("UPDATE files SET project_id = 'q'", "does not exist"),
     ],
@@ -244,12 +140,28 @@ def test_a_job_that_says_it_succeeded_without_all_lines_has_failed(stack: Stack)
     assert "0 of 1 lines have a result" in event["data"]["reason"]
 
 
-def test_a_forgotten_job_is_launched_again_at_once_and_not_counted(stack: Stack) -> None:
+def test_a_forgotten_job_is_followed_by_another(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
     stack.launcher.forget()
     batch = stack.advance()
-    assert (batch["attempt"], batch["failed_attempts"], batch["launch_after"]) == (2, 0, None)
+    assert (batch["attempt"], batch["failed_attempts"]) == (2, 1)
+    stack.forget_backoff()
+    assert stack.advance()["launch_after"] is None
+    stack.launcher.forget()
+    commit(stack.store, BATCH, 1)  # it got on before it was lost
+    assert stack.advance()["failed_attempts"] == 1
+
+
+def test_a_launcher_that_forgets_each_job_fails_the_batch_in_the_end(stack: Stack) -> None:
+    stack.create(line(1))
+    for _ in range(6):
+        stack.advance()
+        stack.launcher.forget()
+        batch = stack.advance()
+        stack.forget_backoff()
+    assert (batch["status"], batch["attempt"]) == ("failed", 4)
+    assert "the launcher does not know the job any more" in stack.errors()[0]["message"]
 
 
 def test_an_unreachable_launcher_changes_nothing(stack: Stack) -> None:
@@ -391,13 +303,6 @@ def test_an_interruption_anywhere_is_made_good(pool: Pool, tmp_path: Path, call:
     assert (interrupted, done["status"], done["completed"], done["failed"]) == (1, "completed", 1, 1)
     assert done["parts_deleted_at"] is not None
     assert len(stack.sql("SELECT id FROM files WHERE purpose = 'batch_output'")) == 2
-
-
-def eventually(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 15
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture

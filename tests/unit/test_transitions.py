@@ -27,6 +27,7 @@ from service.transitions import (
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
 EARLIER = NOW - timedelta(hours=1)
+JUST_NOW = NOW - timedelta(minutes=1)
 
 ALLOWED = """
     validating → in_progress, failed, cancelling
@@ -42,9 +43,7 @@ def test_the_truth_table_of_transitions(before: BatchStatus, after: BatchStatus)
     assert is_allowed(before, after) == (after.value in table.get(before.value, "").split(", "))
 
 
-def lost() -> NextAttempt:
-    return NextAttempt(launch_after=NOW, failed_attempts=0, committed_parts=0)
-
+LOST = AttemptFailed("the launcher does not know the job any more; Ray was restarted or lost it")
 
 # status, deadline, launch_after, job state, what to do
 DECISIONS: list[tuple[str, datetime, datetime | None, str | None, Decision]] = [
@@ -53,20 +52,20 @@ DECISIONS: list[tuple[str, datetime, datetime | None, str | None, Decision]] = [
     ("in_progress", LATER, EARLIER, "missing", Launch()),
     ("in_progress", LATER, NOW, "missing", Launch()),
     ("in_progress", LATER, LATER, "missing", Wait()),
-    ("in_progress", LATER, LATER, "running", Launch()),
-    ("in_progress", LATER, EARLIER, "succeeded", Launch()),
+    ("in_progress", LATER, LATER, None, Wait()),
+    ("in_progress", LATER, EARLIER, None, Launch()),
     ("in_progress", LATER, None, "pending", Wait()),
     ("in_progress", LATER, None, "running", Wait()),
     ("in_progress", LATER, None, "succeeded", Finalize(check_lines=True)),
     ("in_progress", LATER, None, "failed", AttemptFailed("last words")),
     ("in_progress", LATER, None, "stopped", AttemptFailed("last words")),
-    ("in_progress", LATER, None, "missing", lost()),
+    ("in_progress", LATER, None, "missing", LOST),
     ("in_progress", NOW, None, "running", StopJob()),
-    ("in_progress", EARLIER, None, "pending", StopJob()),
+    ("in_progress", JUST_NOW, None, "pending", StopJob()),
     ("in_progress", EARLIER, None, "stopped", Finalize(check_lines=False)),
     ("in_progress", EARLIER, None, "succeeded", Finalize(check_lines=False)),
     ("in_progress", EARLIER, LATER, "missing", Finalize(check_lines=False)),
-    ("in_progress", EARLIER, LATER, "running", StopJob()),
+    ("in_progress", JUST_NOW, LATER, "running", StopJob()),
     ("cancelling", LATER, None, None, Assemble()),
     ("cancelling", LATER, None, "pending", StopJob()),
     ("cancelling", EARLIER, NOW, "running", StopJob()),
@@ -96,7 +95,26 @@ def test_the_truth_table_of_decisions(
 @pytest.mark.parametrize("status", list(BatchStatus))
 def test_only_a_batch_that_may_have_a_live_job_asks_for_it(status: BatchStatus) -> None:
     batch = BatchView(status=status, expires_at=LATER, attempt=1)
-    assert needs_job_status(batch) == (status in ("in_progress", "cancelling"))
+    assert needs_job_status(batch, NOW) == (status in ("in_progress", "cancelling"))
+
+
+@pytest.mark.parametrize(("expires_at", "is_needed"), [(LATER, False), (NOW, True)])
+def test_a_batch_whose_launch_is_due_asks_for_its_job_only_past_its_deadline(
+    expires_at: datetime, is_needed: bool
+) -> None:
+    batch = BatchView(status=BatchStatus.IN_PROGRESS, expires_at=expires_at, attempt=1, launch_after=NOW)
+    assert needs_job_status(batch, NOW) == is_needed
+
+
+@pytest.mark.parametrize(
+    ("status", "following"), [("cancelling", Assemble()), ("in_progress", Finalize(check_lines=False))]
+)
+def test_a_job_that_does_not_stop_is_waited_for_five_minutes(status: str, following: Decision) -> None:
+    began = NOW - timedelta(minutes=5)
+    job = JobStatus(state=JobState.RUNNING)
+    batch = BatchView(status=BatchStatus(status), expires_at=began, cancelling_at=began, attempt=1)
+    assert decide(batch, job, NOW - timedelta(seconds=1)) == StopJob()
+    assert decide(batch, job, NOW) == following
 
 
 def running(*, failed_attempts: int, committed_parts: int = 0) -> BatchView:

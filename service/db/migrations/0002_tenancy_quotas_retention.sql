@@ -9,7 +9,8 @@ ALTER TABLE projects
     ADD COLUMN max_stored_bytes         bigint  CHECK (max_stored_bytes >= 0),
     ADD COLUMN max_batches_in_progress  integer CHECK (max_batches_in_progress >= 0),
     ADD COLUMN retention_s              bigint  CHECK (retention_s > 0),    -- NULL: the stack's own default
-    ADD COLUMN archived_at              timestamptz;                        -- its keys are refused from then on
+    ADD COLUMN archived_at              timestamptz,                        -- its keys are refused from then on
+    ADD COLUMN last_launch_at           timestamptz;                        -- of a job; who waited longest is next
 
 ALTER TABLE api_keys
     ADD COLUMN scopes text[] NOT NULL DEFAULT '{read,submit,admin}'
@@ -18,8 +19,12 @@ ALTER TABLE api_keys
 CREATE INDEX api_keys_by_digest ON api_keys (substr(key_sha256, 1, 8));
 
 ALTER TABLE files
-    ADD COLUMN line_count  bigint NOT NULL DEFAULT 0,  -- lines that are not blank, counted while it was uploaded
+    ADD COLUMN line_count  bigint NOT NULL DEFAULT 0,  -- counted while it was uploaded; blank ones too
     ADD COLUMN deleted_by  text;                       -- set with deleted_at where a running batch still reads it
+-- A page of a listing compares (project_id, seq) as a pair: both columns have to be sorted the same way.
+DROP INDEX files_by_project;
+CREATE INDEX files_by_project ON files (project_id, seq) WHERE deleted_at IS NULL;
+CREATE INDEX files_stored ON files (project_id) INCLUDE (size_bytes);  -- the sum is read from the index alone
 CREATE INDEX files_to_delete ON files (least(deleted_at, expires_at))
     WHERE deleted_at IS NOT NULL OR expires_at IS NOT NULL;
 
@@ -33,6 +38,8 @@ ALTER TABLE batches
     ADD COLUMN rows_per_s         double precision;            -- over about the last minute; NULL before two reports
 CREATE UNIQUE INDEX batches_by_idempotency_key ON batches (project_id, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
+DROP INDEX batches_by_project;
+CREATE INDEX batches_by_project ON batches (project_id, seq);
 CREATE INDEX batches_open_by_project ON batches (project_id, seq)
     WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling');
 CREATE INDEX batches_by_input_file ON batches (input_file_id)
@@ -40,8 +47,17 @@ CREATE INDEX batches_by_input_file ON batches (input_file_id)
 CREATE INDEX batches_over ON batches (coalesce(completed_at, failed_at, expired_at, cancelled_at))
     WHERE status IN ('completed', 'failed', 'expired', 'cancelled');
 
+-- A creation that a limit refused made no batch: a retry of it is not to find one that the same request made earlier.
+CREATE TABLE refused_creations (
+    project_id      text NOT NULL REFERENCES projects (id),
+    request_sha256  bytea NOT NULL,
+    refused_at      timestamptz NOT NULL,
+    PRIMARY KEY (project_id, request_sha256)
+);
+
 -- What is due to be launched, in the order in which it will be. Projects take turns: a project's first waiting batch
--- comes before another's second, and jobs that run count as turns taken. Within a project the oldest comes first.
+-- comes before another's second, and jobs that run count as turns taken. Among equals the project comes first whose
+-- last launch is the longest ago, else one with a long backlog would always be next. Within a project the oldest does.
 CREATE VIEW launch_queue AS
 WITH running AS (
     SELECT project_id, count(*) AS jobs FROM batches
@@ -52,8 +68,9 @@ WITH running AS (
     FROM batches
     WHERE status = 'in_progress' AND launch_after <= now()
 )
-SELECT id, project_id, seq, row_number() OVER (ORDER BY place + coalesce(jobs, 0), seq) AS position
-FROM due LEFT JOIN running USING (project_id);
+SELECT due.id, project_id, seq,
+       row_number() OVER (ORDER BY place + coalesce(jobs, 0), last_launch_at NULLS FIRST, seq) AS position
+FROM due LEFT JOIN running USING (project_id) JOIN projects ON projects.id = project_id;
 
 -- What was deleted, and who may do what: rows that outlive what they tell of. Only ever added to.
 CREATE TABLE audit_log (
@@ -69,7 +86,7 @@ CREATE TABLE audit_log (
     sha256      bytea,                     -- of a deleted file's content
     data        jsonb NOT NULL DEFAULT '{}'
 );
-CREATE INDEX audit_log_by_project ON audit_log (project_id, seq DESC);
+CREATE INDEX audit_log_by_project ON audit_log (project_id, seq);
 CREATE INDEX audit_log_by_object ON audit_log (object_id);
 
 CREATE FUNCTION refuse_audit_change() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -83,6 +100,7 @@ CREATE TRIGGER audit_log_only_grows BEFORE UPDATE OR DELETE OR TRUNCATE ON audit
 CREATE TABLE webhook_endpoints (
     id          text PRIMARY KEY,
     project_id  text NOT NULL REFERENCES projects (id),
+    name        text NOT NULL DEFAULT '',
     url         text NOT NULL,
     secret      text NOT NULL,
     events      text[] NOT NULL CHECK (

@@ -1,33 +1,40 @@
--- What the API, the API keys and the projects ask of the database.
+-- What the API asks of the database.
 
--- name: insert_project
-INSERT INTO projects (id, name) VALUES (%(id)s, %(name)s)
+-- name: lock_project
+-- What changes a project's use of its limits waits here, so that two at once cannot both take the last room.
+SELECT retention_s, max_batches_in_progress, max_enqueued_requests, max_enqueued_tokens, max_stored_bytes
+FROM projects WHERE id = %(id)s
+FOR NO KEY UPDATE
 
--- name: ensure_project
-INSERT INTO projects (id, name) VALUES (%(id)s, %(name)s)
-ON CONFLICT (name) DO UPDATE SET name = EXCLUDED.name  -- changes nothing, but makes RETURNING give the row
-RETURNING id, name
+-- name: project_settings
+-- All that lies in the store counts: a deleted file that a running batch reads, and one that has expired, too.
+SELECT retention_s, max_batches_in_progress, max_enqueued_requests, max_enqueued_tokens, max_stored_bytes,
+       CASE WHEN max_stored_bytes IS NOT NULL THEN (
+           SELECT coalesce(sum(size_bytes), 0)::bigint FROM files WHERE project_id = projects.id
+       ) END AS stored_bytes
+FROM projects WHERE id = %(id)s
 
--- name: insert_api_key
-INSERT INTO api_keys (id, project_id, name, key_sha256, hint, expires_at)
-VALUES (%(id)s, %(project_id)s, %(name)s, %(key_sha256)s, %(hint)s, %(expires_at)s)
-
--- name: api_keys_by_digest
-SELECT api_keys.id, key_sha256, scopes, project_id, projects.name AS project_name
-FROM api_keys JOIN projects ON projects.id = api_keys.project_id
-WHERE substr(key_sha256, 1, 8) = substr(%(key_sha256)s::bytea, 1, 8)
-  AND revoked_at IS NULL
-  AND (expires_at IS NULL OR expires_at > now())
-  AND archived_at IS NULL
+-- name: open_batches
+SELECT count(*) AS batches,
+       coalesce(sum(enqueued_requests), 0)::bigint AS requests,
+       coalesce(sum(enqueued_tokens), 0)::bigint AS tokens,
+       (min(CASE WHEN status IN ('finalizing', 'cancelling') THEN 0
+                 WHEN rows_per_s > 0 THEN (total - completed - failed) / rows_per_s END))::double precision
+           AS soonest_end_s
+FROM batches
+WHERE project_id = %(project_id)s AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
 
 -- name: check_schema
 SELECT FROM batches LIMIT 1
 
 -- name: insert_file
-INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, expires_at)
-VALUES (%(id)s, %(project_id)s, %(purpose)s, %(filename)s, %(size_bytes)s, %(sha256)s,
+INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, line_count, expires_at)
+VALUES (%(id)s, %(project_id)s, %(purpose)s, %(filename)s, %(size_bytes)s, %(sha256)s, %(line_count)s,
         now() + make_interval(secs => %(expires_after_s)s))
 RETURNING *
+
+-- name: inserted_file
+SELECT * FROM files WHERE id = %(id)s
 
 -- name: file_by_id
 SELECT * FROM files
@@ -37,33 +44,66 @@ WHERE id = %(id)s AND project_id = %(project_id)s
 -- name: file_cursor
 -- A deleted file is still a cursor: a client that deletes while it pages gets every file.
 SELECT seq FROM files WHERE id = %(id)s AND project_id = %(project_id)s
+UNION ALL
+SELECT object_seq FROM audit_log
+WHERE object_id = %(id)s AND project_id = %(project_id)s AND type = 'file.deleted'
+LIMIT 1
+
+-- name: read_in_index_order
+-- Before a page of a listing. The pages compare pairs (project_id, seq), so that only the index on both has their order,
+-- and it is to be followed: Postgres, which knows little of a table that has just grown, would sort a whole project.
+SET LOCAL enable_sort = off; SET LOCAL enable_incremental_sort = off; SET LOCAL enable_bitmapscan = off
 
 -- name: list_files_desc
 SELECT * FROM files
-WHERE project_id = %(project_id)s
+WHERE (project_id, seq) < (%(project_id)s, %(cursor)s) AND (project_id, seq) > (%(project_id)s, 0)
   AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
   AND (%(purpose)s::text IS NULL OR purpose = %(purpose)s)
-  AND (%(cursor)s::bigint IS NULL OR seq < %(cursor)s)
-ORDER BY seq DESC
+ORDER BY project_id DESC, seq DESC
 LIMIT %(limit)s
 
 -- name: list_files_asc
 SELECT * FROM files
-WHERE project_id = %(project_id)s
+WHERE (project_id, seq) > (%(project_id)s, %(cursor)s) AND (project_id, seq) < (%(project_id)s, %(newest)s)
   AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
   AND (%(purpose)s::text IS NULL OR purpose = %(purpose)s)
-  AND (%(cursor)s::bigint IS NULL OR seq > %(cursor)s)
-ORDER BY seq
+ORDER BY project_id, seq
 LIMIT %(limit)s
 
--- name: delete_file
-UPDATE files SET deleted_at = now()
-WHERE id = %(id)s AND project_id = %(project_id)s AND deleted_at IS NULL
-RETURNING id
+-- name: lock_file_to_delete
+SELECT id FROM files
+WHERE id = %(id)s AND project_id = %(project_id)s
+  AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+FOR UPDATE
 
--- name: lock_batch_request
--- Creations of the same request wait for each other, so that a retry sees the batch of the first attempt.
-SELECT pg_advisory_xact_lock(hashtextextended(%(project_id)s || encode(%(request_sha256)s, 'hex'), 0))
+-- name: file_is_in_use
+SELECT EXISTS (
+    SELECT FROM batches
+    WHERE input_file_id = %(id)s AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+      AND project_id = %(project_id)s
+) AS in_use
+
+-- name: hide_file
+UPDATE files SET deleted_at = now(), deleted_by = %(actor)s WHERE id = %(id)s
+
+-- name: remove_file
+-- Whoever removes a file's content runs this after the object is gone. Of two at once, one leaves a record.
+WITH removed AS (
+    DELETE FROM files WHERE id = %(id)s RETURNING *
+)
+INSERT INTO audit_log (project_id, actor, type, object_id, object_seq, size_bytes, sha256, data)
+SELECT project_id, %(actor)s, 'file.deleted', id, seq, size_bytes, sha256,
+       jsonb_build_object('purpose', purpose, 'created_at', floor(extract(epoch FROM created_at))::bigint,
+                          'reason', %(reason)s::text)
+FROM removed
+RETURNING object_id
+
+-- name: input_of_new_batch
+-- A deletion that runs meanwhile has to wait, and then sees the batch; a file that is gone counts nothing.
+SELECT size_bytes, line_count FROM files
+WHERE id = %(input_file_id)s AND project_id = %(project_id)s
+  AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+FOR KEY SHARE
 
 -- name: batch_by_request
 SELECT batches.*,
@@ -71,15 +111,36 @@ SELECT batches.*,
 FROM batches
 WHERE project_id = %(project_id)s AND request_sha256 = %(request_sha256)s
   AND created_at > now() - make_interval(secs => %(window_s)s)
+  AND created_at > coalesce(
+      (SELECT refused_at FROM refused_creations
+       WHERE project_id = %(project_id)s AND request_sha256 = %(request_sha256)s), '-infinity')
 ORDER BY created_at DESC
 LIMIT 1
+
+-- name: note_refused_creation
+WITH forgotten AS (
+    DELETE FROM refused_creations
+    WHERE project_id = %(project_id)s AND request_sha256 <> %(request_sha256)s
+      AND refused_at <= now() - make_interval(secs => %(window_s)s)
+)
+INSERT INTO refused_creations (project_id, request_sha256, refused_at)
+VALUES (%(project_id)s, %(request_sha256)s, clock_timestamp())
+ON CONFLICT (project_id, request_sha256) DO UPDATE SET refused_at = EXCLUDED.refused_at
+
+-- name: batch_by_idempotency_key
+SELECT batches.*,
+       (SELECT jsonb_agg(to_jsonb(e) ORDER BY e.ordinal) FROM batch_errors e WHERE e.batch_id = batches.id) AS errors
+FROM batches
+WHERE project_id = %(project_id)s AND idempotency_key = %(idempotency_key)s
 
 -- name: insert_batch
 WITH created AS (
     INSERT INTO batches (id, project_id, endpoint, input_file_id, completion_window, metadata,
-                         output_expires_after_s, request_sha256, expires_at)
+                         output_expires_after_s, request_sha256, idempotency_key, enqueued_requests, enqueued_tokens,
+                         expires_at)
     VALUES (%(id)s, %(project_id)s, %(endpoint)s, %(input_file_id)s, %(completion_window)s, %(metadata)s,
-            %(output_expires_after_s)s, %(request_sha256)s, now() + make_interval(secs => %(completion_window_s)s))
+            %(output_expires_after_s)s, %(request_sha256)s, %(idempotency_key)s, %(enqueued_requests)s,
+            %(enqueued_tokens)s, now() + make_interval(secs => %(completion_window_s)s))
     RETURNING *
 ), event AS (
     INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.validating' FROM created
@@ -94,13 +155,17 @@ WHERE id = %(id)s AND project_id = %(project_id)s
 
 -- name: batch_cursor
 SELECT seq FROM batches WHERE id = %(id)s AND project_id = %(project_id)s
+UNION ALL
+SELECT object_seq FROM audit_log
+WHERE object_id = %(id)s AND project_id = %(project_id)s AND type = 'batch.deleted'
+LIMIT 1
 
 -- name: list_batches
 SELECT batches.*,
        (SELECT jsonb_agg(to_jsonb(e) ORDER BY e.ordinal) FROM batch_errors e WHERE e.batch_id = batches.id) AS errors
 FROM batches
-WHERE project_id = %(project_id)s AND (%(cursor)s::bigint IS NULL OR seq < %(cursor)s)
-ORDER BY seq DESC
+WHERE (project_id, seq) < (%(project_id)s, %(cursor)s) AND (project_id, seq) > (%(project_id)s, 0)
+ORDER BY project_id DESC, seq DESC
 LIMIT %(limit)s
 
 -- name: cancel_batch
@@ -112,3 +177,32 @@ WITH cancelled AS (
     INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.cancelling' FROM cancelled
 )
 SELECT * FROM cancelled
+
+-- name: audit_cursor
+SELECT seq FROM audit_log WHERE id = %(id)s AND project_id = %(project_id)s
+
+-- name: list_audit_log_desc
+SELECT audit_log.*, projects.name AS project_name
+FROM audit_log LEFT JOIN projects ON projects.id = project_id
+WHERE (project_id, audit_log.seq) < (%(project_id)s, %(below)s)
+  AND (project_id, audit_log.seq) > (%(project_id)s, %(above)s)
+  AND (%(event_types)s::text[] IS NULL OR type = ANY (%(event_types)s))
+  AND (%(actor_ids)s::text[] IS NULL OR actor = ANY (%(actor_ids)s))
+  AND (%(resource_ids)s::text[] IS NULL OR object_id = ANY (%(resource_ids)s))
+  AND (%(project_ids)s::text[] IS NULL OR project_id = ANY (%(project_ids)s))
+  AND extract(epoch FROM at) >= %(from_s)s AND extract(epoch FROM at) < %(to_s)s
+ORDER BY project_id DESC, audit_log.seq DESC
+LIMIT %(limit)s
+
+-- name: list_audit_log_asc
+SELECT audit_log.*, projects.name AS project_name
+FROM audit_log LEFT JOIN projects ON projects.id = project_id
+WHERE (project_id, audit_log.seq) < (%(project_id)s, %(below)s)
+  AND (project_id, audit_log.seq) > (%(project_id)s, %(above)s)
+  AND (%(event_types)s::text[] IS NULL OR type = ANY (%(event_types)s))
+  AND (%(actor_ids)s::text[] IS NULL OR actor = ANY (%(actor_ids)s))
+  AND (%(resource_ids)s::text[] IS NULL OR object_id = ANY (%(resource_ids)s))
+  AND (%(project_ids)s::text[] IS NULL OR project_id = ANY (%(project_ids)s))
+  AND extract(epoch FROM at) >= %(from_s)s AND extract(epoch FROM at) < %(to_s)s
+ORDER BY project_id, audit_log.seq
+LIMIT %(limit)s

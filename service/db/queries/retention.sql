@@ -1,0 +1,50 @@
+-- What is deleted by itself. What a batch that is not over still reads stays until it is.
+
+-- name: files_to_remove
+SELECT id FROM files
+WHERE least(deleted_at, expires_at) <= now()
+  AND id <> ALL (%(failed)s)
+  AND NOT EXISTS (
+    SELECT FROM batches
+    WHERE input_file_id = files.id AND project_id = files.project_id
+      AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))
+ORDER BY least(deleted_at, expires_at)
+LIMIT %(limit)s
+
+-- name: lock_file_to_remove
+-- A batch that is being created from the file holds it: then it is in use by the next time.
+SELECT project_id, deleted_by FROM files WHERE id = %(id)s FOR UPDATE SKIP LOCKED
+
+-- name: batches_to_remove
+SELECT batches.id
+FROM batches JOIN projects ON projects.id = batches.project_id
+WHERE status IN ('completed', 'failed', 'expired', 'cancelled') AND parts_deleted_at IS NOT NULL
+  AND coalesce(completed_at, failed_at, expired_at, cancelled_at)
+      <= now() - make_interval(secs => coalesce(projects.retention_s, %(retention_s)s))
+  -- Implied by the line above; an index answers it.
+  AND coalesce(completed_at, failed_at, expired_at, cancelled_at)
+      <= now() - make_interval(secs => (SELECT min(coalesce(retention_s, %(retention_s)s)) FROM projects))
+LIMIT %(limit)s
+
+-- name: remove_batches
+-- Its errors and events go with it.
+WITH removed AS (
+    DELETE FROM batches WHERE id = ANY (%(ids)s)
+    RETURNING *
+), noted AS (
+    INSERT INTO audit_log (project_id, actor, type, object_id, object_seq, data)
+    SELECT project_id, 'retention', 'batch.deleted', id, seq,
+           jsonb_build_object(
+               'status', status, 'created_at', created_at,
+               'request_counts', jsonb_build_object('total', total, 'completed', completed, 'failed', failed))
+    FROM removed
+)
+SELECT id FROM removed
+
+-- name: remove_old_deliveries
+-- What was delivered or given up is kept for a month, for whoever looks for the reason.
+DELETE FROM webhook_deliveries
+WHERE (event_id, endpoint_id) IN (
+    SELECT event_id, endpoint_id FROM webhook_deliveries
+    WHERE due_at IS NULL AND created_at <= now() - interval '30 days'
+    LIMIT %(limit)s)

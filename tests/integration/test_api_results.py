@@ -1,0 +1,217 @@
+"""What a batch has so far, while it runs and after."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ray_job.contract.lines import error_body, response_line
+from ray_job.contract.object_keys import file_key, part_key, parts_prefix
+from ray_job.contract.parts import PartRow, encode_part, part_id
+from service.adapters.memory_object_store import MemoryObjectStore
+from service.db import Pool
+from service.errors import ObjectNotFoundError, ObjectStoreError
+
+REQUEST: dict[str, Any] = {"input_file_id": "file-none", "endpoint": "/v1/completions", "completion_window": "24h"}
+
+
+def row(batch_id: str, line: int, *, fails: bool = False) -> PartRow:
+    body = error_body("no", type="x", param=None, code=None) if fails else b'{"text":"\xc3\xbc"}'
+    data = response_line(batch_id, line, f"id-{line}", 400 if fails else 200, body)
+    return PartRow(line=line, outcome="failed" if fails else "completed", data=data)
+
+
+def put_part(store: MemoryObjectStore, batch_id: str, rows: list[PartRow]) -> None:
+    store.put(part_key(batch_id, part_id([row.line for row in rows])), [encode_part(batch_id, rows)])
+
+
+def ids(answer: httpx.Response) -> list[str]:
+    return [json.loads(line)["custom_id"] for line in answer.content.splitlines()]
+
+
+@pytest.fixture
+def batch_id(client: openai.OpenAI, api_pool: Pool, store: MemoryObjectStore) -> str:
+    """A batch that runs, with five lines in two parts, one of them refused."""
+    batch = client.batches.create(**REQUEST)
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE batches SET status = 'in_progress', total = 9 WHERE id = %s", [batch.id])
+    put_part(store, batch.id, [row(batch.id, 9), row(batch.id, 2)])
+    put_part(store, batch.id, [row(batch.id, 5, fails=True), row(batch.id, 1), row(batch.id, 4)])
+    return batch.id
+
+
+@pytest.fixture
+def end_batch(api_pool: Pool, store: MemoryObjectStore, batch_id: str) -> Callable[[], None]:
+    """Ends the batch as the reconciler does: the output file, the state, and then no parts any more."""
+
+    def end() -> None:
+        content = b"".join(row(batch_id, line).data + b"\n" for line in (1, 2, 3))
+        stored = store.put(file_key("file-of-" + batch_id), [content])
+        with api_pool.connection() as connection:
+            connection.execute(
+                "INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256)"
+                " SELECT 'file-of-' || id, project_id, 'batch_output', 'a', %s, %s FROM batches WHERE id = %s",
+                [stored.size_bytes, stored.sha256, batch_id],
+            )
+            connection.execute(
+                "UPDATE batches SET status = 'completed', output_file_id = 'file-of-' || id, completed = 3"
+                " WHERE id = %s",
+                [batch_id],
+            )
+        for key in list(store.keys(parts_prefix(batch_id))):
+            store.delete(key)
+
+    return end
+
+
+@pytest.fixture
+def ended_during(
+    store: MemoryObjectStore, batch_id: str, end_batch: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], str]:
+    """Lets the batch end after the next listing of its parts was taken, or as the next of them is opened."""
+
+    def arm(at: str) -> str:
+        original = getattr(store, at)
+
+        def interrupted(*arguments: Any, **options: Any) -> Iterator[Any]:
+            monkeypatch.undo()
+            listed = list(original(*arguments)) if at == "keys" else None
+            end_batch()
+            return iter(listed) if listed else original(*arguments, **options)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(store, at, interrupted)
+        return batch_id
+
+    return arm
+
+
+def test_the_lines_so_far_come_in_input_order(http: httpx.Client, batch_id: str) -> None:
+    answer = http.get(f"/v1/batches/{batch_id}/results")
+    assert ids(answer) == ["id-1", "id-2", "id-4", "id-9"]
+    assert answer.headers["content-type"] == "application/jsonl"
+    assert (answer.headers["x-cloister-lines"], answer.headers["x-cloister-complete"]) == ("4", "false")
+    assert int(answer.headers["content-length"]) == len(answer.content)
+
+
+def test_refused_lines_are_the_other_kind(http: httpx.Client, batch_id: str) -> None:
+    answer = http.get(f"/v1/batches/{batch_id}/results?kind=error")
+    assert ids(answer) == ["id-5"]
+    assert answer.headers["x-cloister-lines"] == "1"
+
+
+def test_a_batch_without_a_result_has_no_lines(http: httpx.Client, client: openai.OpenAI) -> None:
+    answer = http.get(f"/v1/batches/{client.batches.create(**REQUEST).id}/results")
+    assert (answer.status_code, answer.content, answer.headers["x-cloister-lines"]) == (200, b"", "0")
+
+
+def test_after_the_end_the_file_is_told(
+    http: httpx.Client, client: openai.OpenAI, batch_id: str, end_batch: Callable[[], None]
+) -> None:
+    end_batch()
+    answer = http.get(f"/v1/batches/{batch_id}/results")
+    assert answer.content == client.files.content("file-of-" + batch_id).content
+    assert (answer.headers["x-cloister-lines"], answer.headers["x-cloister-complete"]) == ("3", "true")
+    nothing = http.get(f"/v1/batches/{batch_id}/results?kind=error")
+    assert (nothing.content, nothing.headers["x-cloister-complete"]) == (b"", "true")
+
+
+@pytest.mark.parametrize("at", ["keys", "read"])
+def test_a_batch_that_ends_while_its_parts_are_read_is_told_whole(
+    http: httpx.Client,
+    store: MemoryObjectStore,
+    ended_during: Callable[[str], str],
+    at: str,
+) -> None:
+    batch_id = ended_during(at)
+    answer = http.get(f"/v1/batches/{batch_id}/results")
+    assert ids(answer) == ["id-1", "id-2", "id-3"]
+    assert answer.headers["x-cloister-complete"] == "true"
+    assert not list(store.keys(parts_prefix(batch_id)))
+
+
+def test_a_part_that_is_gone_from_a_batch_that_runs_is_an_error(
+    http: httpx.Client, store: MemoryObjectStore, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(key: str, **_: int) -> Iterator[bytes]:
+        raise ObjectNotFoundError(key)
+
+    monkeypatch.setattr(store, "read", refuse)
+    assert http.get(f"/v1/batches/{batch_id}/results").status_code == 503
+
+
+def test_a_damaged_part_is_an_error_and_no_shorter_answer(
+    http: httpx.Client, store: MemoryObjectStore, batch_id: str
+) -> None:
+    key = next(iter(store.keys(parts_prefix(batch_id))))
+    store.put(key, [b"".join(store.read(key)).replace(b"id-1", b"id-7")])
+    answer = http.get(f"/v1/batches/{batch_id}/results")
+    assert answer.status_code == 500
+    assert "damaged" in answer.json()["error"]["message"]
+
+
+def test_a_file_that_was_deleted_is_not_found(
+    http: httpx.Client, client: openai.OpenAI, batch_id: str, end_batch: Callable[[], None]
+) -> None:
+    end_batch()
+    client.files.delete("file-of-" + batch_id)
+    answer = http.get(f"/v1/batches/{batch_id}/results")
+    assert answer.status_code == 404
+    assert "was deleted or has expired" in answer.json()["error"]["message"]
+
+
+def test_results_are_for_their_project_and_of_two_kinds(
+    http: httpx.Client, stranger: openai.OpenAI, batch_id: str
+) -> None:
+    refused = http.get(f"/v1/batches/{batch_id}/results?kind=all")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "kind")
+    key = {"authorization": f"Bearer {stranger.api_key}"}
+    assert http.get(f"/v1/batches/{batch_id}/results", headers=key).status_code == 404
+
+
+@pytest.fixture
+def breaking(store: MemoryObjectStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets the next reads break after ten bytes each, so many times in a row."""
+
+    def arm(times: int) -> None:
+        original, left = store.read, times
+
+        def broken(key: str, *, start: int = 0) -> Iterator[bytes]:
+            nonlocal left
+            if not left:
+                return original(key, start=start)
+            left -= 1
+            return cut(original(key, start=start), to_bytes=0 if start else 10)
+
+        monkeypatch.setattr(store, "read", broken)
+
+    return arm
+
+
+def cut(chunks: Iterator[bytes], *, to_bytes: int) -> Iterator[bytes]:
+    if to_bytes:
+        yield next(chunks)[:to_bytes]
+    raise ObjectStoreError("the connection broke")
+
+
+@pytest.mark.parametrize("path", ["/v1/files/file-of-{id}/content", "/v1/batches/{id}/results"])
+def test_a_download_over_a_store_that_fails_is_whole(
+    http: httpx.Client, batch_id: str, end_batch: Callable[[], None], breaking: Callable[[int], None], path: str
+) -> None:
+    end_batch()
+    whole = http.get(path.replace("{id}", batch_id)).content
+    breaking(2)
+    answer = http.get(path.replace("{id}", batch_id))
+    assert (answer.status_code, answer.content) == (200, whole)
+
+
+@pytest.mark.parametrize("path", ["/v1/files/file-of-{id}/content", "/v1/batches/{id}/results"])
+def test_a_download_that_cannot_go_on_is_cut_so_that_the_client_notices(
+    http: httpx.Client, batch_id: str, end_batch: Callable[[], None], breaking: Callable[[int], None], path: str
+) -> None:
+    end_batch()
+    breaking(3)
+    with pytest.raises(httpx.RemoteProtocolError):
+        http.get(path.replace("{id}", batch_id))

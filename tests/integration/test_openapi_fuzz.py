@@ -1,0 +1,80 @@
+"""The served schema against the running service, by a program that knows neither."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from service.adapters.memory_object_store import MemoryObjectStore
+from service.api.app import create_app
+from service.api.parts import Parts
+from service.api.server import Server
+from service.api.watching import StreamTimes
+from service.api_keys import Scope, create_api_key
+from service.db import Pool
+from service.projects import create_project
+
+MIN_CASES = 2_000
+# What a schema cannot say makes a request wrong too: a cursor that names nothing, a key that was used before.
+NOT_CHECKED = "positive_data_acceptance"
+
+
+@pytest.fixture
+def served(api_pool: Pool) -> Iterator[str]:
+    """The API; its event streams end soon, because nothing here ends a batch."""
+    store, models = MemoryObjectStore(), {"demo/small": datetime(2026, 1, 2, tzinfo=UTC)}
+    app = create_app(Parts(pool=api_pool, store=store, models=models), stream_times=StreamTimes(max_stream_s=0.05))
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False)
+    server = Server(config, app.state.watching)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def powerful_key(api_pool: Pool) -> str:
+    """A key with all scopes."""
+    project = create_project(api_pool, "fuzzed")
+    return create_api_key(api_pool, project_id=project.id, name="fuzz", scopes=Scope)
+
+
+def counted_requests(base_url: str) -> dict[str, int]:
+    """Requests by status, as the service counts them."""
+    counts: dict[str, int] = {}
+    for line in httpx.get(f"{base_url}/metrics").text.splitlines():
+        if found := re.match(r'cloister_http_requests_total\{.*route="/v1.*status="(\d+)"\} (\d+)', line):
+            counts[found[1]] = counts.get(found[1], 0) + int(found[2])
+    return counts
+
+
+def test_thousands_of_requests_are_answered_as_the_schema_says(served: str, powerful_key: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "run", f"{served}/openapi.json",
+        "--header", f"Authorization: Bearer {powerful_key}",
+        "--checks", "all", "--exclude-checks", NOT_CHECKED,
+        "--phases", "examples,coverage,fuzzing,stateful",
+        "--max-examples", "100", "--generation-deterministic",
+        "--request-timeout", "20", "--workers", "1", "--continue-on-failure",
+    ]  # fmt: skip
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout[-20_000:] + ended.stderr[-2_000:]
+    generated = re.search(r"(\d+) generated, \1 passed", ended.stdout)
+    assert generated, ended.stdout
+    assert int(generated[1]) >= MIN_CASES
+    assert "Authentication failed" not in ended.stdout
+    counts = counted_requests(served)
+    assert sum(counts.values()) >= MIN_CASES
+    assert {"200", "400", "401", "404"} <= counts.keys()
+    assert not {status for status in counts if status.startswith("5")}

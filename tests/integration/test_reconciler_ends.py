@@ -1,0 +1,234 @@
+"""How a batch ends when it is cancelled, its deadline passes or its input file goes, in each of its states."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_job.contract.object_keys import batch_prefix, file_key
+from service.adapters.directory_object_store import DirectoryObjectStore
+from service.db import Pool
+from service.errors import LauncherError
+from service.reconciler.steps import step
+from tests.integration.reconciler_harness import BATCH, RUNNING, Stack, commit, line
+
+
+def validating(stack: Stack) -> None:
+    stack.create(line(1), line(2))
+
+
+def queued(stack: Stack) -> None:
+    validating(stack)
+    step(stack.context, BATCH)
+
+
+def running(stack: Stack) -> None:
+    queued(stack)
+    step(stack.context, BATCH)
+    commit(stack.store, BATCH, 2)
+
+
+def waiting_for_another_attempt(stack: Stack) -> None:
+    running(stack)
+    stack.launcher.forget()
+    step(stack.context, BATCH)
+
+
+def finalizing(stack: Stack) -> None:
+    running(stack)
+    stack.end_job(1)
+    step(stack.context, BATCH)
+
+
+def cancelling(stack: Stack) -> None:
+    running(stack)
+    stack.cancel()
+
+
+def cancel(stack: Stack) -> None:
+    stack.cancel()
+
+
+def deadline(stack: Stack) -> None:
+    stack.sql("UPDATE batches SET expires_at = now()")
+
+
+def file_deleted(stack: Stack) -> None:
+    stack.sql("UPDATE files SET deleted_at = now(), deleted_by = 'key_1'")
+
+
+def file_expired(stack: Stack) -> None:
+    stack.sql("UPDATE files SET expires_at = now()")
+
+
+# State, what happens, how it ends, how many lines are in the output and in the error file.
+ENDS: list[tuple[Callable[[Stack], None], Callable[[Stack], None], str, int, int]] = [
+    (validating, cancel, "cancelled", 0, 0),
+    (validating, deadline, "expired", 0, 2),
+    (validating, file_deleted, "completed", 2, 0),
+    (validating, file_expired, "completed", 2, 0),
+    (queued, cancel, "cancelled", 0, 0),
+    (queued, deadline, "expired", 0, 2),
+    (queued, file_deleted, "completed", 2, 0),
+    (queued, file_expired, "completed", 2, 0),
+    (running, cancel, "cancelled", 1, 0),
+    (running, deadline, "expired", 1, 1),
+    (running, file_deleted, "completed", 2, 0),
+    (running, file_expired, "completed", 2, 0),
+    (waiting_for_another_attempt, cancel, "cancelled", 1, 0),
+    (waiting_for_another_attempt, deadline, "expired", 1, 1),
+    (waiting_for_another_attempt, file_deleted, "completed", 2, 0),
+    (finalizing, cancel, "cancelled", 2, 0),
+    (finalizing, deadline, "completed", 2, 0),
+    (finalizing, file_deleted, "completed", 2, 0),
+    (finalizing, file_expired, "completed", 2, 0),
+    (cancelling, cancel, "cancelled", 1, 0),
+    (cancelling, deadline, "cancelled", 1, 0),
+    (cancelling, file_deleted, "cancelled", 1, 0),
+    (cancelling, file_expired, "cancelled", 1, 0),
+]
+
+
+def run_to_its_end(stack: Stack) -> dict[str, Any]:
+    for _ in range(5):
+        stack.forget_backoff()
+        batch = stack.advance()
+        if stack.launcher.status(f"{BATCH}-{batch['attempt']}") == RUNNING:
+            stack.end_job(1, 2)
+    return stack.batch()
+
+
+def lines_of(stack: Stack, file_id: str | None) -> list[dict[str, Any]]:
+    return [] if file_id is None else stack.file(file_id)
+
+
+@pytest.mark.parametrize(("state", "event", "status", "output", "error"), ENDS)
+def test_the_truth_table_of_ends(  # noqa: PLR0917 - the columns of the table
+    stack: Stack,
+    state: Callable[[Stack], None],
+    event: Callable[[Stack], None],
+    status: str,
+    output: int,
+    error: int,
+) -> None:
+    state(stack)
+    event(stack)
+    batch = run_to_its_end(stack)
+    assert (batch["status"], batch["total"], batch[f"{status}_at"] is None) == (status, 2 * bool(batch["model"]), False)
+    assert (batch["completed"], batch["failed"]) == (output, error)
+    assert len(lines_of(stack, batch["output_file_id"])) == output
+    assert [row["error"]["code"] for row in lines_of(stack, batch["error_file_id"])] == ["batch_expired"] * error
+    assert list(stack.store.keys(batch_prefix(BATCH))) == []
+
+
+def test_a_batch_that_fails_in_validation_past_its_deadline_says_what_was_wrong(stack: Stack) -> None:
+    stack.create(line(1, model="none"), hours=-1)
+    assert stack.advance()["status"] == "failed"
+    assert stack.errors()[0]["code"] == "model_not_found"
+
+
+class Meddling(DirectoryObjectStore):
+    """Does something once, when the given kind of object is read or written."""
+
+    meddle: Callable[[], None] | None = None
+    when: tuple[str, str] = ("", "")
+
+    def _happen(self, call: str, key: str) -> None:
+        if self.meddle is not None and (call, key.partition("/")[0]) == self.when:
+            meddle, self.meddle = self.meddle, None
+            meddle()
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        self._happen("keys", prefix)
+        return super().keys(prefix)
+
+    def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
+        chunks = list(super().read(key, start=start))
+        self._happen("read", key)
+        return iter(chunks)
+
+    def put(self, key: str, chunks: Any) -> Any:
+        stored = super().put(key, chunks)
+        self._happen("put", key)
+        return stored
+
+
+@pytest.fixture
+def meddled(pool: Pool, tmp_path: Path) -> tuple[Stack, Meddling]:
+    store = Meddling(tmp_path / "objects")
+    return Stack(pool, store, tmp_path), store
+
+
+@pytest.mark.parametrize("when", [("read", "batches"), ("put", "files")])
+def test_a_cancel_in_the_middle_of_assembly_wins(meddled: tuple[Stack, Meddling], when: tuple[str, str]) -> None:
+    stack, store = meddled
+    finalizing(stack)
+    store.meddle, store.when = stack.cancel, when
+    batch = stack.advance()
+    assert (batch["status"], batch["completed"], batch["completed_at"]) == ("cancelled", 2, None)
+    assert len(stack.sql("SELECT id FROM files WHERE purpose = 'batch_output'")) == 1
+
+
+def test_a_cancel_after_the_end_changes_nothing(stack: Stack) -> None:
+    finalizing(stack)
+    done = stack.advance()
+    stack.cancel()
+    assert stack.advance()["status"] == "completed"
+    assert stack.batch()["completed_at"] == done["completed_at"]
+
+
+def test_a_cancel_during_validation_wins(meddled: tuple[Stack, Meddling]) -> None:
+    stack, store = meddled
+    validating(stack)
+    store.meddle, store.when = stack.cancel, ("read", "files")
+    batch = stack.advance()
+    assert (batch["status"], batch["in_progress_at"], stack.launcher.launched) == ("cancelled", None, [])
+
+
+def test_a_cancel_of_an_expiring_batch_leaves_no_lines_that_expired(meddled: tuple[Stack, Meddling]) -> None:
+    stack, store = meddled
+    running(stack)
+    deadline(stack)
+    step(stack.context, BATCH)
+    step(stack.context, BATCH)
+    assert stack.batch()["status"] == "finalizing"
+    store.meddle, store.when = stack.cancel, ("put", "files")
+    batch = stack.advance()
+    assert (batch["status"], batch["failed"], batch["error_file_id"]) == ("cancelled", 0, None)
+    assert len(list(stack.store.keys(file_key("file-")))) == 2
+
+
+def test_an_assembly_that_another_has_overtaken_does_not_touch_the_files(meddled: tuple[Stack, Meddling]) -> None:
+    stack, store = meddled
+    cancelling(stack)
+    stack.advance()
+
+    def another_ends_it() -> None:
+        run_to_its_end(stack)
+        assert stack.batch()["status"] == "cancelled"
+
+    store.meddle, store.when = another_ends_it, ("keys", "batches")
+    stack.advance()
+    assert [row["custom_id"] for row in stack.file(stack.batch()["output_file_id"])] == ["id-2"]
+    assert len(stack.sql("SELECT id FROM batch_events WHERE type = 'batch.cancelled'")) == 1
+
+
+@pytest.mark.parametrize(
+    ("overdue", "status"),
+    [
+        ("UPDATE batches SET expires_at = now() - interval '6 min'", "expired"),
+        ("UPDATE batches SET status = 'cancelling', cancelling_at = now() - interval '6 min'", "cancelled"),
+    ],
+)
+def test_a_launcher_that_is_gone_keeps_a_batch_from_its_end_for_five_minutes_only(
+    stack: Stack, overdue: str, status: str
+) -> None:
+    running(stack)
+    stack.launcher.is_reachable = False
+    stack.sql("UPDATE batches SET expires_at = now() - interval '4 min'")
+    with pytest.raises(LauncherError):
+        stack.advance()
+    stack.sql(overdue)
+    batch = stack.advance()
+    assert (batch["status"], batch["completed"]) == (status, 1)

@@ -1,0 +1,104 @@
+"""What is noted of a batch's jobs: when they held their GPUs, and how many there were."""
+
+import dataclasses
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_job.contract.job_spec import ModelSpec
+from service.adapters.directory_object_store import DirectoryObjectStore
+from service.db import Pool
+from service.model_catalogue import Catalogue, CatalogueModel
+from service.ports import JobState, JobStatus
+from service.reconciler.jobs import gpus_of
+from tests.integration.reconciler_harness import BATCH, FAILED, Stack, line
+
+MODEL = ModelSpec(id="demo", source="x", accelerator="a10g", tensor_parallel_size=2, concurrency=3)
+
+
+@pytest.fixture
+def on_gpus(pool: Pool, tmp_path: Path) -> Stack:
+    """A batch whose job runs on six GPUs since ten seconds."""
+    stack = Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path)
+    catalogue = Catalogue(models={"demo": CatalogueModel(spec=MODEL)})
+    stack.context = dataclasses.replace(stack.context, catalogue=catalogue)
+    stack.create(line(1), line(2))
+    stack.advance()
+    stack.advance()
+    stack.sql("UPDATE batches SET job_running_since = job_running_since - interval '10 s'")
+    return stack
+
+
+def totals(stack: Stack) -> dict[str, Any]:
+    return stack.sql("SELECT * FROM usage_totals WHERE project_id = 'p' AND model = 'demo'")[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus"),
+    [
+        (MODEL, 6),
+        (dataclasses.replace(MODEL, pipeline_parallel_size=2), 12),
+        (dataclasses.replace(MODEL, accelerator="cpu"), 0),
+        (dataclasses.replace(MODEL, lane="http", base_url="http://x/v1"), 0),
+    ],
+)
+def test_a_job_holds_the_gpus_of_all_its_engines(model: ModelSpec, gpus: int) -> None:
+    assert gpus_of(model) == gpus
+
+
+def test_a_job_that_runs_is_noted_once(on_gpus: Stack) -> None:
+    before = on_gpus.batch()
+    assert isinstance(before["job_running_since"], datetime)
+    assert (before["gpus"], before["gpu_seconds"]) == (6, 0)
+    assert on_gpus.advance() == before
+    assert [row["type"] for row in on_gpus.sql("SELECT type FROM batch_events ORDER BY id")] == [
+        "batch.in_progress",
+        "job.launched",
+        "job.running",
+    ]
+
+
+def test_a_job_that_waits_for_its_gpus_holds_none(stack: Stack) -> None:
+    stack.work = lambda _: JobStatus(state=JobState.PENDING)
+    stack.create(line(1))
+    stack.advance()
+    assert stack.advance()["job_running_since"] is None
+
+
+def test_a_batch_that_completes_counts_its_gpu_seconds_in_the_totals(on_gpus: Stack) -> None:
+    on_gpus.end_job(1, 2)
+    done = on_gpus.advance()
+    assert (done["status"], done["job_running_since"]) == ("completed", None)
+    assert done["gpu_seconds"] == pytest.approx(60, abs=30)
+    assert totals(on_gpus)["gpu_seconds"] == done["gpu_seconds"]
+    assert (totals(on_gpus)["batches"], totals(on_gpus)["completed"], totals(on_gpus)["jobs_launched"]) == (1, 2, 1)
+
+
+def test_a_cancelled_batch_counts_its_gpu_seconds_too(on_gpus: Stack) -> None:
+    on_gpus.cancel()
+    on_gpus.advance()
+    assert on_gpus.advance()["status"] == "cancelled"
+    assert totals(on_gpus)["gpu_seconds"] == pytest.approx(60, abs=30)
+
+
+def test_failed_attempts_add_up_and_a_new_one_starts_without_a_rate(on_gpus: Stack) -> None:
+    on_gpus.sql("UPDATE batches SET rows_per_s = 5, progress_at = now()")
+    on_gpus.launcher.end(f"{BATCH}-1", FAILED)
+    waiting = on_gpus.advance()
+    assert waiting["gpu_seconds"] == pytest.approx(60, abs=30)
+    assert (waiting["job_running_since"], waiting["rows_per_s"], waiting["progress_at"]) == (None, None, None)
+    on_gpus.forget_backoff()
+    on_gpus.advance()
+    on_gpus.advance()
+    on_gpus.sql("UPDATE batches SET job_running_since = now() - interval '100 s'")
+    on_gpus.end_job(1, 2)
+    assert on_gpus.advance()["gpu_seconds"] == pytest.approx(660, abs=60)
+    assert totals(on_gpus)["jobs_launched"] == 2
+
+
+def test_an_accepted_batch_takes_its_valid_requests_of_the_limit(stack: Stack) -> None:
+    stack.create(line(1), b"", line(3))
+    stack.sql("UPDATE batches SET enqueued_requests = 99")
+    assert stack.advance()["enqueued_requests"] == 2
