@@ -34,11 +34,15 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueModel:
-    """One model: what the job needs (``spec``), and which endpoints it answers within which limits."""
+    """One model: what the job needs (``spec``), and which endpoints it answers within which limits.
+
+    ``weights_gib`` is the memory of its weights as the engine holds them, in GiB; None where nobody has said.
+    """
 
     spec: ModelSpec
     endpoints: tuple[str, ...] = _TEXT_ENDPOINTS
     limits: ModelLimits = ModelLimits()
+    weights_gib: float | None = None
 
     @property
     def id(self) -> str:
@@ -80,6 +84,7 @@ class _Model(_Strict):
     engine_num_cpus: Annotated[float, Field(gt=0, strict=False)] = 1.0
     stage_num_cpus: Annotated[float, Field(gt=0, strict=False)] = 0.25
     base_url: str = ""
+    weights_gib: Annotated[float, Field(gt=0, strict=False)] | None = None
     limits: _Limits = _Limits()
 
 
@@ -196,9 +201,10 @@ def _engine_argument_errors(path: str, model: _Model) -> Iterator[str]:
 
 
 def _catalogue_model(model: _Model) -> CatalogueModel:
-    fields = model.model_dump(exclude={"endpoints", "limits", "source"})
+    fields = model.model_dump(exclude={"endpoints", "limits", "source", "weights_gib"})
     return CatalogueModel(
         spec=ModelSpec(source=model.source or model.id, **fields),
         endpoints=tuple(endpoint for endpoint in ENDPOINTS if endpoint in model.endpoints),
         limits=ModelLimits(**model.limits.model_dump()),
+        weights_gib=model.weights_gib,
     )

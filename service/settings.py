@@ -1,5 +1,6 @@
 """The settings of the service, read once from environment variables."""
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -15,8 +16,11 @@ from ray_job.contract.job_spec import ObjectStoreLocation
 from service.errors import SettingsError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LauncherKind = Literal["ray_jobs", "kuberay"]
 _MAX_PORT: Final = 65_535
 _MAX_DAYS: Final = 3_650
+_MAX_JOBS: Final = 10_000
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +37,16 @@ class Settings:
         models_path: CLOISTER_MODELS, the path of the model catalogue, a YAML file.
         host: CLOISTER_HOST, the address to listen on; this machine only by default.
         port: CLOISTER_PORT, the TCP port to listen on.
+        launcher: CLOISTER_LAUNCHER, what runs jobs: ``ray_jobs``, the default, a Ray that already runs, by its Jobs
+            API; or ``kuberay``, a Ray cluster for each job on Kubernetes.
         ray_address: CLOISTER_RAY_ADDRESS, the HTTP address of the Ray Jobs API.
         job_entrypoint: CLOISTER_JOB_ENTRYPOINT, the shell command that Ray runs as a job; this interpreter with
             ``-m ray_job`` by default.
+        kubernetes_namespace: CLOISTER_KUBERNETES_NAMESPACE, where the launcher kuberay makes RayJobs.
+        ray_job_templates: CLOISTER_RAY_JOB_TEMPLATES, the directory with the RayJob of each model, which the Pulumi
+            program renders from the same model catalogue.
+        kubeconfig: CLOISTER_KUBECONFIG, how to reach Kubernetes from outside; None, the default, for the service
+            account of the pod.
         max_running_jobs: CLOISTER_MAX_RUNNING_JOBS, jobs that may run at the same time, 2 by default. On a Ray that
             is too small for all of them, jobs that hold a part of what they need block each other for ever.
         retention_days: CLOISTER_RETENTION_DAYS, 30 by default: how long files without an expiry of their own and
@@ -51,8 +62,12 @@ class Settings:
     models_path: Path
     host: str
     port: int
+    launcher: LauncherKind
     ray_address: str
     job_entrypoint: str
+    kubernetes_namespace: str
+    ray_job_templates: Path
+    kubeconfig: Path | None
     max_running_jobs: int
     retention_days: int
     health_port: int
@@ -90,33 +105,27 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     """
     required = ("CLOISTER_DATABASE_URL", "CLOISTER_OBJECT_STORE", "CLOISTER_MODELS")
     problems = [f"{name} is not set" for name in required if not environment.get(name)]
-
-    object_store = ObjectStoreLocation(kind="directory")
-    if url := environment.get("CLOISTER_OBJECT_STORE"):
-        try:
-            object_store = parse_object_store_url(url)
-        except SettingsError as error:
-            problems.append(f"CLOISTER_OBJECT_STORE: {error}")
-
+    object_store = _object_store(environment, problems)
     problems += _database_problems(environment)
-    port = environment.get("CLOISTER_PORT", "8000")
-    if not (port.isascii() and port.isdecimal() and 0 < int(port) <= _MAX_PORT):
-        problems.append(f"CLOISTER_PORT must be a whole number from 1 to {_MAX_PORT}, not {port!r}")
+
+    def whole_number(name: str, default: int, low: int, high: int) -> int:
+        text = environment.get(name, str(default))
+        if text.isascii() and text.isdecimal() and low <= int(text) <= high:
+            return int(text)
+        problems.append(f"{name} must be a whole number from {low} to {high}, not {text!r}")
+        return default
+
+    port = whole_number("CLOISTER_PORT", 8000, 1, _MAX_PORT)
+    max_running_jobs = whole_number("CLOISTER_MAX_RUNNING_JOBS", 2, 1, _MAX_JOBS)
+    retention_days = whole_number("CLOISTER_RETENTION_DAYS", 30, 1, _MAX_DAYS)
+    health_port = whole_number("CLOISTER_HEALTH_PORT", 0, 0, _MAX_PORT)
     ray_address = environment.get("CLOISTER_RAY_ADDRESS", "http://127.0.0.1:8265")
     if urlsplit(ray_address).scheme not in {"http", "https"}:
         problems.append(f"CLOISTER_RAY_ADDRESS must start with http:// or https://, not {ray_address!r}")
-    max_running_jobs = environment.get("CLOISTER_MAX_RUNNING_JOBS", "2")
-    if not (max_running_jobs.isascii() and max_running_jobs.isdecimal() and int(max_running_jobs) > 0):
-        problems.append(f"CLOISTER_MAX_RUNNING_JOBS must be a whole number of at least 1, not {max_running_jobs!r}")
-    retention_days = environment.get("CLOISTER_RETENTION_DAYS", "30")
-    if not (retention_days.isascii() and retention_days.isdecimal() and 0 < int(retention_days) <= _MAX_DAYS):
-        problems.append(f"CLOISTER_RETENTION_DAYS must be a whole number from 1 to {_MAX_DAYS}, not {retention_days!r}")
-    health_port = environment.get("CLOISTER_HEALTH_PORT", "0")
-    if not (health_port.isascii() and health_port.isdecimal() and int(health_port) <= _MAX_PORT):
-        problems.append(f"CLOISTER_HEALTH_PORT must be a whole number from 0 to {_MAX_PORT}, not {health_port!r}")
     log_level = environment.get("CLOISTER_LOG_LEVEL", "info").lower()
     if log_level not in get_args(LogLevel):
         problems.append(f"CLOISTER_LOG_LEVEL must be one of {', '.join(get_args(LogLevel))}, not {log_level!r}")
+    problems += _launcher_problems(environment)
 
     if problems:
         raise SettingsError("wrong settings:\n" + "\n".join(f"  {problem}" for problem in problems))
@@ -126,14 +135,53 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         object_store=object_store,
         models_path=Path(environment["CLOISTER_MODELS"]),
         host=environment.get("CLOISTER_HOST", "127.0.0.1"),
-        port=int(port),
+        port=port,
+        launcher=cast("LauncherKind", environment.get("CLOISTER_LAUNCHER", "ray_jobs")),
         ray_address=ray_address,
         job_entrypoint=environment.get("CLOISTER_JOB_ENTRYPOINT", f"{shlex.quote(sys.executable)} -m ray_job"),
-        max_running_jobs=int(max_running_jobs),
-        retention_days=int(retention_days),
-        health_port=int(health_port),
+        kubernetes_namespace=environment.get("CLOISTER_KUBERNETES_NAMESPACE", ""),
+        ray_job_templates=Path(environment.get("CLOISTER_RAY_JOB_TEMPLATES", "")),
+        kubeconfig=Path(environment["CLOISTER_KUBECONFIG"]) if environment.get("CLOISTER_KUBECONFIG") else None,
+        max_running_jobs=max_running_jobs,
+        retention_days=retention_days,
+        health_port=health_port,
         log_level=cast("LogLevel", log_level),
     )
+
+
+def _object_store(environment: Mapping[str, str], problems: list[str]) -> ObjectStoreLocation:
+    try:
+        if url := environment.get("CLOISTER_OBJECT_STORE"):
+            return parse_object_store_url(url)
+    except SettingsError as error:
+        problems.append(f"CLOISTER_OBJECT_STORE: {error}")
+    return ObjectStoreLocation(kind="directory")
+
+
+def _launcher_problems(environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with the launcher's settings; those of the other launcher may be whatever they are."""
+    launcher = environment.get("CLOISTER_LAUNCHER", "ray_jobs")
+    if launcher not in get_args(LauncherKind):
+        return [f"CLOISTER_LAUNCHER must be one of {', '.join(get_args(LauncherKind))}, not {launcher!r}"]
+    if launcher != "kuberay":
+        return []
+    problems: list[str] = []
+    namespace = environment.get("CLOISTER_KUBERNETES_NAMESPACE", "")
+    if not _NAMESPACE.fullmatch(namespace):
+        problems.append(
+            f"CLOISTER_KUBERNETES_NAMESPACE must name the namespace of the RayJobs, which the launcher kuberay needs, "
+            f"not {namespace!r}"
+        )
+    templates = environment.get("CLOISTER_RAY_JOB_TEMPLATES", "")
+    if not templates or not Path(templates).is_dir():
+        problems.append(
+            f"CLOISTER_RAY_JOB_TEMPLATES must name the directory of the RayJob templates, which the launcher kuberay "
+            f"needs, not {templates!r}"
+        )
+    kubeconfig = environment.get("CLOISTER_KUBECONFIG", "")
+    if kubeconfig and not Path(kubeconfig).is_file():
+        problems.append(f"CLOISTER_KUBECONFIG: there is no file {kubeconfig}")
+    return problems
 
 
 def _database_problems(environment: Mapping[str, str]) -> list[str]:

@@ -10,6 +10,8 @@ import asyncio
 import functools
 import json
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from ray.data import Dataset
 
 API_KEY_VARIABLE: Final = "CLOISTER_HTTP_LANE_API_KEY"
+# The path of a file with the key instead: on Kubernetes secrets are files.
+API_KEY_FILE_VARIABLE: Final = "CLOISTER_HTTP_LANE_API_KEY_FILE"
 RETRIED_STATUSES: Final = frozenset({408, 425, 429, 502, 503, 504})
 ATTEMPTS: Final = 6
 FIRST_PAUSE_S: Final = 0.5
@@ -67,13 +71,24 @@ def to_response(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def api_key(environment: Mapping[str, str]) -> str:
+    """The endpoint's API key; empty where it asks for none, which a file that is not there says too."""
+    path = environment.get(API_KEY_FILE_VARIABLE, "")
+    if environment.get(API_KEY_VARIABLE) or not path:
+        return environment.get(API_KEY_VARIABLE, "")
+    try:
+        return Path(path).read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
 class EndpointSession:
     """Looks to the HTTP stage like an aiohttp session whose every answer is 200 and JSON."""
 
     def __init__(self, base_url: str) -> None:
         import aiohttp
 
-        key = os.environ.get(API_KEY_VARIABLE)
+        key = api_key(os.environ)
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         self._session = aiohttp.ClientSession(

@@ -1,4 +1,7 @@
-"""What every launcher must do, asked of the fake and of the Ray Jobs API of a real, small Ray."""
+"""What every launcher must do, asked of the fake, of the Ray Jobs API of a real, small Ray, and of KubeRay's RayJobs.
+
+The Kubernetes behind the last one is a stand-in: see ``kubernetes_stand_in``.
+"""
 
 import os
 import shutil
@@ -9,16 +12,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from service.adapters.kuberay_launcher import KubeRayLauncher
 from service.adapters.memory_launcher import MemoryLauncher
 from service.adapters.ray_jobs_launcher import RayJobsLauncher, last_words
+from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus, Launcher
+from tests.contract.kubernetes_stand_in import kubeconfig, kubernetes_stand_in
 
 TOKEN = "5d2f0c9e8b7a4c61a3f0d4e5b6978812"
 
@@ -105,17 +113,35 @@ def ray_address() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(params=["memory", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(params=["memory", "kuberay", pytest.param("ray", marks=pytest.mark.ray)])
 def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
     if request.param == "memory":
         yield MemoryLauncher(fake_work)
         return
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    address = request.getfixturevalue("ray_address")
     entrypoint = f"{sys.executable} {program}"
+    if request.param == "kuberay":
+        with kubernetes_stand_in(TOKEN) as server:
+            path = tmp_path / "kubeconfig"
+            path.write_text(kubeconfig(server, TOKEN))
+            with KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), {"demo": template(entrypoint)}) as kuberay:
+                yield kuberay
+        return
+    address = request.getfixturevalue("ray_address")
     with RayJobsLauncher(address, entrypoint=entrypoint, environment={"GIVEN": "given"}, token=TOKEN) as opened:
         yield opened
+
+
+def template(entrypoint: str) -> dict[str, Any]:
+    """What of a RayJob's template the stand-in looks at."""
+    head = {"spec": {"containers": [{"name": "ray-head", "env": [{"name": "GIVEN", "value": "given"}]}]}}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"namespace": "jobs"},
+        "spec": {"entrypoint": entrypoint, "rayClusterSpec": {"headGroupSpec": {"template": head}}},
+    }
 
 
 def fake_work(spec: JobSpec) -> JobStatus:
@@ -172,6 +198,13 @@ def test_launching_again_changes_nothing(launcher: Launcher, runs: Path) -> None
     assert runs.read_text() == "given\n"
 
 
+def test_a_job_that_was_just_launched_is_not_missing(launcher: Launcher, runs: Path) -> None:
+    for number in range(3):
+        job = replace(spec("works", runs), job_id=f"works-{runs.parent.name}-{number}")
+        launcher.launch(job)
+        assert launcher.status(job.job_id).state is not JobState.MISSING
+
+
 def test_a_failed_job_tells_its_last_words(launcher: Launcher, runs: Path) -> None:
     job = spec("fails", runs)
     launcher.launch(job)
@@ -185,9 +218,11 @@ def test_a_job_can_be_stopped_and_stopped_again(launcher: Launcher, runs: Path) 
     launcher.launch(job)
     until(launcher, job.job_id, JobState.RUNNING)
     launcher.stop(job.job_id)
-    assert until(launcher, job.job_id, *OVER).state is JobState.STOPPED
+    # On Kubernetes a job that was stopped leaves nothing behind.
+    ended = until(launcher, job.job_id, *OVER, JobState.MISSING)
+    assert ended.state in (JobState.STOPPED, JobState.MISSING)
     launcher.stop(job.job_id)
-    assert launcher.status(job.job_id).state is JobState.STOPPED
+    assert launcher.status(job.job_id) == ended
 
 
 def test_stopping_a_job_that_ended_changes_nothing(launcher: Launcher, runs: Path) -> None:

@@ -42,6 +42,39 @@ def test_all_wrong_settings_are_told_at_once() -> None:
     assert "hidden" not in str(caught.value)
 
 
+def test_jobs_run_on_a_ray_that_is_there_already_unless_told_otherwise() -> None:
+    assert read_settings(REQUIRED).launcher == "ray_jobs"
+
+
+def test_the_launcher_kuberay_has_a_namespace_and_templates(tmp_path: Path) -> None:
+    kuberay = {
+        "CLOISTER_LAUNCHER": "kuberay",
+        "CLOISTER_KUBERNETES_NAMESPACE": "cloister-acme-dev-jobs",
+        "CLOISTER_RAY_JOB_TEMPLATES": str(tmp_path),
+    }
+    settings = read_settings({**REQUIRED, **kuberay})
+    assert (settings.launcher, settings.kubernetes_namespace) == ("kuberay", "cloister-acme-dev-jobs")
+    assert (settings.ray_job_templates, settings.kubeconfig) == (tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"CLOISTER_LAUNCHER": "slurm"},
+        {"CLOISTER_KUBERNETES_NAMESPACE": "No_Namespace", "CLOISTER_RAY_JOB_TEMPLATES": "/nowhere/at/all"},
+        {"CLOISTER_KUBERNETES_NAMESPACE": "", "CLOISTER_RAY_JOB_TEMPLATES": "", "CLOISTER_KUBECONFIG": "/no/file"},
+    ],
+)
+def test_all_that_is_wrong_with_the_launcher_is_told_at_once(wrong: dict[str, str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read_settings({**REQUIRED, "CLOISTER_LAUNCHER": "kuberay", **wrong})
+    assert all(name in str(caught.value) for name in wrong)
+
+
+def test_what_another_launcher_needs_may_be_wrong() -> None:
+    assert read_settings({**REQUIRED, "CLOISTER_RAY_JOB_TEMPLATES": "/nowhere"}).launcher == "ray_jobs"
+
+
 def test_a_broken_connection_string_is_told_without_its_password() -> None:
     with pytest.raises(SettingsError, match="CLOISTER_DATABASE_URL is not a libpq") as caught:
         read_settings({**REQUIRED, "CLOISTER_DATABASE_URL": "secret nonsense"})

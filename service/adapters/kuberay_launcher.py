@@ -1,0 +1,146 @@
+"""Runs each job as a RayJob of KubeRay: one Ray cluster for each batch, made for it and gone after it.
+
+A RayJob's name is made of the job's id, and the API server takes a name once. So there is never a second RayJob for
+an attempt, however often it is launched and whenever this process dies.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from threading import Lock
+from types import TracebackType
+from typing import Final, Self
+
+import structlog
+
+from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.rayjobs import RayJobNameError, rayjob_name
+from service.adapters.rayjob_status import RayJobView, job_status, view_of, waiting_reasons
+from service.adapters.rayjob_templates import Template, rayjob
+from service.adapters.rayjob_watch import RayJobWatch
+from service.adapters.rayjobs_api import RayJobsApi
+from service.errors import LauncherError
+from service.ports import JobState, JobStatus
+
+logger = structlog.get_logger(__name__)
+
+# Waiting pods are looked at no more often, however many jobs there are.
+WAITING_INTERVAL_S: Final = 10.0
+# KubeRay deletes what has ended when its time is over, except RayJobs that it refused or that were stopped from
+# outside. Those are deleted from here, somewhat later.
+_GRACE: Final = timedelta(minutes=1)
+
+
+class KubeRayLauncher:
+    """Launches ``ray_job`` as RayJobs. Use it as a context manager.
+
+    Args:
+        api: the namespace of the jobs.
+        templates: the RayJob of each model, by the model's id.
+    """
+
+    def __init__(self, api: RayJobsApi, templates: Mapping[str, Template]) -> None:
+        self._api = api
+        self._templates = templates
+        self._watch = RayJobWatch(api, tidy=self._tidy)
+        self._lock = Lock()
+        self._waiting: dict[str, str] = {}
+        self._waiting_until = 0.0
+        # The last that was seen of a cluster that waited: a failed one's pods may be gone.
+        self._waited: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watch.close()
+
+    def launch(self, spec: JobSpec) -> None:
+        """See ``service.ports.Launcher.launch``."""
+        template = self._templates.get(spec.model.id)
+        if template is None:
+            raise LauncherError(
+                f"cannot launch {spec.job_id}: there is no RayJob template for the model {spec.model.id!r}; deploy the "
+                "model catalogue and its templates together"
+            )
+        name = _name(spec.job_id)
+        self._watch.expect(name)
+        if not self._api.create(rayjob(template, spec)):
+            logger.info("rayjob.exists", job_id=spec.job_id)
+
+    def status(self, job_id: str) -> JobStatus:
+        """See ``service.ports.Launcher.status``."""
+        view = self._view(_name(job_id))
+        if view is None:
+            return JobStatus(state=JobState.MISSING)
+        return job_status(view, self._why_waiting(view))
+
+    def stop(self, job_id: str) -> None:
+        """See ``service.ports.Launcher.stop``. The RayJob is gone, and the job missing, once all its pods are."""
+        name = _name(job_id)
+        view = self._view(name)
+        if view is None or view.is_over or view.is_deleting:
+            return
+        self._api.delete(name)
+        self._watch.forget(name)
+
+    def _view(self, name: str) -> RayJobView | None:
+        if (known := self._watch.view(name)) is not None:
+            return known
+        found = self._api.get(name)
+        if found is None:
+            self._watch.note_gone(name)
+            return None
+        view = view_of(found)
+        self._watch.note(view)
+        return view
+
+    def _why_waiting(self, view: RayJobView) -> str:
+        """Why the job's pods wait, or waited; told in the log whenever it changes."""
+        if not view.cluster or (view.is_over and view.deployment != "Failed"):
+            return ""
+        with self._lock:
+            is_due = time.monotonic() >= self._waiting_until
+            if is_due:
+                self._waiting_until = time.monotonic() + WAITING_INTERVAL_S
+        if is_due:
+            self._look_at_pods()
+        with self._lock:
+            why = self._waiting.get(view.cluster, "")
+            if why and why != self._waited.get(view.cluster):
+                logger.warning("rayjob.waiting", rayjob=view.name, reason=why)
+                self._waited[view.cluster] = why
+            return why or (self._waited.get(view.cluster, "") if view.is_over else "")
+
+    def _look_at_pods(self) -> None:
+        try:
+            reasons = waiting_reasons(self._api.waiting_pods())
+        except LauncherError as error:
+            # Only the reason is lost; the state of the jobs is known without the pods.
+            logger.warning("rayjob.pods_unknown", error=str(error))
+        else:
+            with self._lock:
+                self._waiting = reasons
+
+    def _tidy(self, views: Iterable[RayJobView]) -> None:
+        """Deletes RayJobs whose time is over, and forgets why clusters waited that are no more."""
+        known = list(views)
+        now = datetime.now(UTC)
+        for view in known:
+            kept = timedelta(seconds=view.keep_s) + _GRACE
+            if view.ended_at is not None and not view.is_deleting and now > view.ended_at + kept:
+                self._api.delete(view.name)
+                logger.info("rayjob.deleted", rayjob=view.name, reason="it ended long ago")
+        clusters = {view.cluster for view in known}
+        with self._lock:
+            self._waited = {cluster: why for cluster, why in self._waited.items() if cluster in clusters}
+
+
+def _name(job_id: str) -> str:
+    try:
+        return rayjob_name(job_id)
+    except RayJobNameError as error:
+        raise LauncherError(str(error)) from error

@@ -1,0 +1,310 @@
+"""A stand-in for a Kubernetes API server with KubeRay's operator, small enough for a test of some milliseconds.
+
+It is not Kubernetes and not KubeRay. Over real HTTP it answers the requests that the launcher makes of RayJobs and
+pods, with the API server's rules for them: a name is taken once (409), an object that is not there is a 404, every
+change has a new ``resourceVersion``, a watch goes on from one or ends with 410 when that version is forgotten, an
+object in deletion is there until what depends on it is gone. Its "operator" takes a RayJob through the states of
+KubeRay 1.6, but makes no Ray cluster: it runs the entrypoint as a process with the head container's variables. What
+only the real ones can tell (schemas, admission, roles, garbage collection, pods) is tried on a real cluster.
+"""
+
+import copy
+import json
+import os
+import shlex
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+JsonObject = dict[str, Any]
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Cluster:
+    """The objects, their history, and the processes that stand for Ray clusters.
+
+    Attributes:
+        pods: what a list of pods answers.
+        requests: how often each verb was asked for.
+        refusals: the status and message that requests of a verb get instead of an answer.
+        deletions: the propagation policies that deletions asked for.
+        on_create: called with the name of each RayJob once it is there, before the request is answered.
+        is_collecting: whether what depends on a deleted RayJob goes; until then it stays.
+    """
+
+    def __init__(self) -> None:
+        self.pods: list[JsonObject] = []
+        self.requests: Counter[str] = Counter()
+        self.refusals: dict[str, tuple[int, str]] = {}
+        self.deletions: list[str] = []
+        self.on_create: Callable[[str], None] = lambda _: None
+        self.is_operator_running = True
+        self.is_collecting = True
+        self.changed = threading.Condition()
+        self.rayjobs: dict[str, JsonObject] = {}
+        self.version = 100
+        self.history: list[tuple[int, str, JsonObject]] = []
+        self.forgotten = 0
+        self.is_closing = False
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._threads: list[threading.Thread] = []
+
+    def create(self, rayjob: JsonObject) -> bool:
+        with self.changed:
+            name = rayjob["metadata"]["name"]
+            if name in self.rayjobs:
+                return False
+            rayjob["metadata"] |= {"creationTimestamp": now(), "uid": f"uid-{name}"}
+            self.rayjobs[name] = rayjob
+            self._note("ADDED", rayjob)
+        if self.is_operator_running:
+            thread = threading.Thread(target=self._operate, args=(name,))
+            self._threads.append(thread)
+            thread.start()
+        self.on_create(name)
+        return True
+
+    def delete(self, name: str) -> bool:
+        with self.changed:
+            rayjob = self.rayjobs.get(name)
+            if rayjob is None:
+                return False
+            if "deletionTimestamp" not in rayjob["metadata"]:
+                rayjob["metadata"]["deletionTimestamp"] = now()
+                self._note("MODIFIED", rayjob)
+            process = self._processes.get(name)
+            if process is not None and process.poll() is None:
+                process.terminate()
+            elif self.is_collecting:
+                self._remove(name)
+        return True
+
+    def set_status(self, name: str, **status: Any) -> None:
+        with self.changed:
+            rayjob = self.rayjobs[name]
+            rayjob["status"] = {**rayjob.get("status", {}), **status}
+            self._note("MODIFIED", rayjob)
+
+    def forget_history(self) -> None:
+        """What compaction does: watches cannot go on from before this."""
+        with self.changed:
+            self.version += 1
+            self.forgotten = self.version
+            self.history.clear()
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.is_closing = True
+            for process in self._processes.values():
+                process.kill()
+            self.changed.notify_all()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _operate(self, name: str) -> None:
+        self.set_status(name, jobDeploymentStatus="Initializing", rayClusterName=f"{name}-c1")
+        with self.changed:
+            rayjob = self.rayjobs[name]
+            head = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+            variables = {variable["name"]: variable["value"] for variable in head["env"]}
+            process = subprocess.Popen(
+                shlex.split(rayjob["spec"]["entrypoint"]),
+                env={**os.environ, **variables},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            self._processes[name] = process
+        self.set_status(name, jobDeploymentStatus="Running", jobStatus="RUNNING")
+        log = process.communicate()[0].decode()
+        with self.changed:
+            if self.is_closing or "deletionTimestamp" in rayjob["metadata"]:
+                self._remove(name)
+            elif process.returncode == 0:
+                self.set_status(name, jobDeploymentStatus="Complete", jobStatus="SUCCEEDED", endTime=now())
+            else:
+                message = f"Job entrypoint command failed with exit code {process.returncode}, last available logs "
+                message += f"(truncated to 20,000 chars):\n{log}"
+                self.set_status(
+                    name,
+                    jobDeploymentStatus="Failed",
+                    jobStatus="FAILED",
+                    reason="AppFailed",
+                    message=message,
+                    endTime=now(),
+                )
+
+    def _remove(self, name: str) -> None:
+        rayjob = self.rayjobs.pop(name, None)
+        if rayjob is not None:
+            self._note("DELETED", rayjob)
+
+    def _note(self, kind: str, rayjob: JsonObject) -> None:
+        self.version += 1
+        rayjob["metadata"]["resourceVersion"] = str(self.version)
+        self.history.append((self.version, kind, copy.deepcopy(rayjob)))
+        self.changed.notify_all()
+
+
+class ApiServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, cluster: Cluster, token: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.cluster = cluster
+        self.token = token
+        # Ends watches, as an API server does that is restarted.
+        self.watches_ended = 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: ApiServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_refused("create"):
+            return
+        name = body["metadata"]["name"]
+        if self.server.cluster.create(body):
+            self._answer(201, body)
+        else:
+            self._fail(409, "AlreadyExists", f'rayjobs.ray.io "{name}" already exists')
+
+    def do_DELETE(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self._is_refused("delete"):
+            return
+        url = urlsplit(self.path)
+        name = url.path.split("/")[-1]
+        self.server.cluster.deletions += parse_qs(url.query).get("propagationPolicy", [""])
+        if self.server.cluster.delete(name):
+            self._answer(200, {"kind": "Status", "status": "Success"})
+        else:
+            self._fail(404, "NotFound", f'rayjobs.ray.io "{name}" not found')
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        *_, kind, name = url.path.split("/")
+        cluster = self.server.cluster
+        if name == "pods":
+            if not self._is_refused("pods"):
+                self._answer(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": cluster.pods})
+        elif name == "rayjobs" and query.get("watch") in ("true", "True"):
+            if not self._is_refused("watch"):
+                self._watch(int(query["resourceVersion"]))
+        elif name == "rayjobs":
+            if not self._is_refused("list"):
+                with cluster.changed:
+                    items = copy.deepcopy(list(cluster.rayjobs.values()))
+                    version = str(cluster.version)
+                self._answer(200, {"kind": "RayJobList", "metadata": {"resourceVersion": version}, "items": items})
+        elif not self._is_refused("get"):
+            with cluster.changed:
+                found = copy.deepcopy(cluster.rayjobs.get(name))
+            if kind == "rayjobs" and found is not None:
+                self._answer(200, found)
+            else:
+                self._fail(404, "NotFound", f'rayjobs.ray.io "{name}" not found')
+
+    def _watch(self, version: int) -> None:
+        cluster, ended = self.server.cluster, self.server.watches_ended
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while True:
+            events = self._events_after(version, ended)
+            if cluster.is_closing or self.server.watches_ended > ended:
+                break
+            if version < cluster.forgotten:
+                status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+                self._chunk({"type": "ERROR", "object": status})
+                break
+            for _, kind, rayjob in events:
+                self._chunk({"type": kind, "object": rayjob})
+            version = events[-1][0]
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _events_after(self, version: int, ended: int) -> list[tuple[int, str, JsonObject]]:
+        """What happened after a version, once anything has or the watch is to end."""
+        cluster = self.server.cluster
+        with cluster.changed:
+            cluster.changed.wait_for(
+                lambda: (
+                    cluster.is_closing
+                    or self.server.watches_ended > ended
+                    or version < cluster.forgotten
+                    or (cluster.history and cluster.history[-1][0] > version)
+                )
+            )
+            return [event for event in cluster.history if event[0] > version]
+
+    def _chunk(self, event: JsonObject) -> None:
+        line = json.dumps(event).encode() + b"\n"
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+
+    def _is_refused(self, verb: str) -> bool:
+        self.server.cluster.requests[verb] += 1
+        if self.headers.get("Authorization") != f"Bearer {self.server.token}":
+            self._fail(401, "Unauthorized", "Unauthorized")
+            return True
+        if verb in self.server.cluster.refusals:
+            status, message = self.server.cluster.refusals[verb]
+            self._fail(status, "Refused", message)
+            return True
+        return False
+
+    def _fail(self, status: int, reason: str, message: str) -> None:
+        self._answer(status, {"kind": "Status", "status": "Failure", "reason": reason, "message": message})
+
+    def _answer(self, status: int, body: JsonObject) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def kubernetes_stand_in(token: str) -> Iterator[ApiServer]:
+    """A cluster with its API server, until the end of the context."""
+    cluster = Cluster()
+    with ApiServer(cluster, token) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            cluster.close()
+            server.shutdown()
+            thread.join()
+
+
+def kubeconfig(server: ApiServer, token: str) -> str:
+    """A kubeconfig for the stand-in, as JSON, which is YAML."""
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "stand-in",
+            "contexts": [{"name": "stand-in", "context": {"cluster": "stand-in", "user": "launcher"}}],
+            "clusters": [{"name": "stand-in", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
+            "users": [{"name": "launcher", "user": {"token": token}}],
+        }
+    )

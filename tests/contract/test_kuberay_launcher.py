@@ -1,0 +1,284 @@
+"""What the KubeRay launcher owes to Kubernetes: few requests, no second job, reasons, and nothing left behind."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from ray_job.contract.rayjobs import rayjob_name
+from service.adapters.kuberay_launcher import KubeRayLauncher
+from service.adapters.rayjob_status import view_of
+from service.adapters.rayjobs_api import RayJobsApi, open_client
+from service.errors import LauncherError, SettingsError
+from service.ports import JobState, JobStatus
+from tests.contract.kubernetes_stand_in import ApiServer, kubeconfig, kubernetes_stand_in
+
+TOKEN = "a7d1"
+TEMPLATE: dict[str, Any] = {
+    "metadata": {"namespace": "jobs"},
+    "spec": {
+        "entrypoint": "sleep 600",
+        "preRunningDeadlineSeconds": 900,
+        "deletionStrategy": {"deletionRules": [{"policy": "DeleteSelf", "condition": {"ttlSeconds": 600}}]},
+        "rayClusterSpec": {"headGroupSpec": {"template": {"spec": {"containers": [{"env": []}]}}}},
+    },
+}
+Open = Callable[[], KubeRayLauncher]
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with kubernetes_stand_in(TOKEN) as opened:
+        opened.cluster.is_operator_running = False
+        yield opened
+
+
+@pytest.fixture
+def open_launcher(server: ApiServer, tmp_path: Path) -> Iterator[Open]:
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(server, TOKEN))
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), {"demo": TEMPLATE}))
+
+
+@pytest.fixture
+def launcher(open_launcher: Open) -> KubeRayLauncher:
+    return open_launcher()
+
+
+def spec(number: int = 1, *, model: str = "demo") -> JobSpec:
+    return JobSpec(
+        job_id=f"batch_{number:032x}-1",
+        batch_id=f"batch_{number:032x}",
+        attempt=1,
+        endpoint="/v1/completions",
+        input_key="files/secret-name",
+        object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
+        database_url="",
+        model=ModelSpec(id=model, source="x"),
+    )
+
+
+def until(done: Callable[[], bool], *, within_s: float = 10) -> None:
+    end = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_rayjob_is_the_template_with_a_name_the_labels_and_the_spec(
+    server: ApiServer, launcher: KubeRayLauncher
+) -> None:
+    launcher.launch(spec(7))
+    rayjob = server.cluster.rayjobs["batch-00000000000000000000000000000007-1"]
+    assert rayjob["metadata"]["labels"] == {"cloister.dev/batch": spec(7).batch_id, "cloister.dev/attempt": "1"}
+    head = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert head["env"] == [{"name": "CLOISTER_JOB_SPEC", "value": spec(7).to_json()}]
+    head["env"] = []
+    assert rayjob["spec"] == TEMPLATE["spec"]
+
+
+def test_a_process_that_starts_anew_goes_on_with_the_same_rayjob(server: ApiServer, open_launcher: Open) -> None:
+    first = open_launcher()
+    first.launch(spec())
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
+    second = open_launcher()
+    second.launch(spec())
+    assert second.status(spec().job_id).state is JobState.RUNNING
+    assert len(server.cluster.rayjobs) == 1
+
+
+def test_a_hundred_running_jobs_cost_no_requests(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    jobs = [spec(number) for number in range(100)]
+    for job in jobs:
+        launcher.launch(job)
+        server.cluster.set_status(rayjob_name(job.job_id), jobDeploymentStatus="Running", rayClusterName="c")
+    until(lambda: launcher._watch.view(rayjob_name(jobs[-1].job_id)) is not None)
+    before = server.cluster.requests.total()
+    for _ in range(10):
+        assert all(launcher.status(job.job_id).state is JobState.PENDING for job in jobs)
+    assert server.cluster.requests.total() - before <= 1  # the one look at waiting pods
+
+
+def test_a_version_that_the_api_server_forgot_is_no_end(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec())
+    until(lambda: server.cluster.requests["watch"] > 0)
+    server.cluster.forget_history()
+    until(lambda: server.cluster.requests["list"] >= 2, within_s=1.9)  # a failure makes a pause of 2 s
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
+    until(lambda: launcher.status(spec().job_id).state is JobState.RUNNING)
+
+
+def test_a_watch_that_the_api_server_ends_is_opened_again(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec())
+    until(lambda: server.cluster.requests["watch"] > 0)
+    server.watches_ended += 1
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
+    until(lambda: server.cluster.requests["watch"] >= 2)
+    until(lambda: launcher.status(spec().job_id).state is JobState.RUNNING)
+    assert server.cluster.requests["list"] == 1
+
+
+def test_an_api_server_that_cannot_be_watched_is_asked(server: ApiServer, open_launcher: Open) -> None:
+    server.cluster.refusals["list"] = (403, "rayjobs.ray.io is forbidden: cannot list")
+    launcher = open_launcher()
+    launcher.launch(spec())
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
+    assert launcher.status(spec().job_id).state is JobState.RUNNING
+    assert server.cluster.requests["get"] == 1
+
+
+def test_what_a_lost_watch_knew_is_not_told(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    name = rayjob_name(spec().job_id)
+    launcher.launch(spec())
+    server.cluster.set_status(name, jobDeploymentStatus="Running", jobStatus="RUNNING")
+    until(lambda: launcher._watch.view(name) is not None)
+    server.cluster.refusals |= {"list": (500, "etcd is away"), "watch": (500, "etcd is away")}
+    server.watches_ended += 1
+    server.cluster.forget_history()
+    server.cluster.set_status(name, jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+    until(lambda: launcher.status(spec().job_id).state is JobState.SUCCEEDED)
+
+
+@pytest.mark.parametrize("call", ["launch", "status", "stop"])
+def test_an_api_server_that_does_not_answer_is_told_as_such(
+    call: str, server: ApiServer, launcher: KubeRayLauncher
+) -> None:
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(LauncherError, match=r"cannot reach the Kubernetes API at http://127"):
+        getattr(launcher, call)(spec() if call == "launch" else spec().job_id)
+
+
+def test_a_wrong_token_is_no_missing_job(server: ApiServer, tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(kubeconfig(server, "wrong"))
+    launcher = KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), {"demo": TEMPLATE})
+    with pytest.raises(LauncherError, match="answered 401: Unauthorized"):
+        launcher.status(spec().job_id)
+
+
+def test_a_refusal_tells_the_api_servers_words_and_not_the_spec(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    server.cluster.refusals["create"] = (403, "exceeded quota: jobs, requested: nvidia.com/gpu=1")
+    with pytest.raises(LauncherError, match="answered 403: exceeded quota: jobs, requested") as caught:
+        launcher.launch(spec())
+    assert "secret-name" not in str(caught.value)
+
+
+def test_a_model_without_a_template_is_not_launched(launcher: KubeRayLauncher) -> None:
+    with pytest.raises(LauncherError, match="no RayJob template for the model 'other'"):
+        launcher.launch(spec(model="other"))
+
+
+def test_why_a_job_waits_is_told_and_said_again_when_it_waited_too_long(
+    server: ApiServer, launcher: KubeRayLauncher
+) -> None:
+    launcher.launch(spec())
+    name = rayjob_name(spec().job_id)
+    server.cluster.pods = [waiting_pod(cluster="c1")]
+    server.cluster.set_status(name, jobDeploymentStatus="Initializing", rayClusterName="c1")
+    until(lambda: "ImagePullBackOff (check the image's reference" in launcher.status(spec().job_id).message)
+    server.cluster.pods, launcher._waiting_until = [], 0.0
+    failed = {
+        "jobDeploymentStatus": "Failed",
+        "reason": "PreRunningDeadlineExceeded",
+        "endTime": "2099-01-01T00:00:00Z",
+    }
+    server.cluster.set_status(name, **failed)
+    until(lambda: launcher.status(spec().job_id).state is JobState.FAILED)
+    message = launcher.status(spec().job_id).message
+    assert message.startswith("the Ray cluster was not ready within 900 s: headgroup pod c1-head-x: ImagePullBackOff")
+
+
+def test_pods_that_cannot_be_listed_hide_the_reason_and_not_the_state(
+    server: ApiServer, launcher: KubeRayLauncher
+) -> None:
+    server.cluster.refusals["pods"] = (403, "pods is forbidden")
+    launcher.launch(spec())
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Initializing", rayClusterName="c1")
+    until(lambda: server.cluster.requests["pods"] > 0 or launcher.status(spec().job_id).state is JobState.MISSING)
+    assert launcher.status(spec().job_id) == JobStatus(state=JobState.PENDING)
+
+
+def waiting_pod(*, cluster: str) -> dict[str, Any]:
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry.example/ray"'}
+    status = {"name": "ray-head", "state": {"waiting": waiting}, "image": "", "imageID": "", "ready": False}
+    return {
+        "metadata": {
+            "name": f"{cluster}-head-x",
+            "labels": {"ray.io/cluster": cluster, "ray.io/group": "headgroup"},
+        },
+        "status": {"phase": "Pending", "containerStatuses": [{**status, "restartCount": 0}]},
+    }
+
+
+def test_a_rayjob_that_ended_long_ago_is_deleted(server: ApiServer, open_launcher: Open) -> None:
+    server.cluster.create({"metadata": {"name": "old"}, "spec": TEMPLATE["spec"]})
+    server.cluster.create({"metadata": {"name": "new"}, "spec": TEMPLATE["spec"]})
+    for name, minutes in (("old", 12), ("new", 9)):
+        ended = (datetime.now(UTC) - timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        server.cluster.set_status(name, jobDeploymentStatus="Complete", jobStatus="STOPPED", endTime=ended)
+    open_launcher()
+    until(lambda: "old" not in server.cluster.rayjobs)
+    assert "new" in server.cluster.rayjobs
+
+
+def test_a_job_that_is_stopped_counts_as_running_until_its_pods_are_gone(
+    server: ApiServer, launcher: KubeRayLauncher
+) -> None:
+    server.cluster.is_collecting = False
+    launcher.launch(spec())
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
+    launcher.stop(spec().job_id)
+    assert launcher.status(spec().job_id).state is JobState.RUNNING
+    launcher.stop(spec().job_id)
+    assert server.cluster.deletions == ["Foreground"]
+    server.cluster.is_collecting = True
+    server.cluster.delete(rayjob_name(spec().job_id))
+    until(lambda: launcher.status(spec().job_id).state is JobState.MISSING)
+
+
+@pytest.mark.parametrize("late", ["MODIFIED", "ADDED"])
+def test_what_a_watch_tells_late_brings_no_job_back(late: str, server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec())
+    rayjob = server.cluster.rayjobs[rayjob_name(spec().job_id)]
+    server.cluster.delete(rayjob_name(spec().job_id))
+    until(lambda: launcher.status(spec().job_id).state is JobState.MISSING)
+    launcher._watch._apply(late, rayjob)
+    assert launcher.status(spec().job_id).state is JobState.MISSING
+
+
+def test_what_a_watch_tells_late_undoes_no_end(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec())
+    rayjob = copy.deepcopy(server.cluster.rayjobs[rayjob_name(spec().job_id)])
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+    until(lambda: launcher.status(spec().job_id).state is JobState.SUCCEEDED)
+    launcher._watch._apply("MODIFIED", rayjob)
+    assert launcher.status(spec().job_id).state is JobState.SUCCEEDED
+
+
+def test_what_a_request_tells_late_brings_no_job_back(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec())
+    rayjob = copy.deepcopy(server.cluster.rayjobs[rayjob_name(spec().job_id)])
+    server.cluster.delete(rayjob_name(spec().job_id))
+    until(lambda: launcher.status(spec().job_id).state is JobState.MISSING)
+    launcher._watch.note(view_of(rayjob))
+    assert launcher.status(spec().job_id).state is JobState.MISSING
+
+
+def test_a_name_that_was_not_there_can_be_launched(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    until(lambda: server.cluster.requests["watch"] > 0)
+    assert launcher.status(spec().job_id).state is JobState.MISSING
+    launcher.launch(spec())
+    until(lambda: launcher._watch.view(rayjob_name(spec().job_id)) is not None)
+
+
+def test_a_process_outside_of_kubernetes_needs_a_kubeconfig() -> None:
+    with pytest.raises(SettingsError, match="CLOISTER_KUBECONFIG with the path of a kubeconfig"):
+        open_client(None)

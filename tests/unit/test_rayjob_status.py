@@ -1,0 +1,111 @@
+"""What a RayJob's status means for its batch."""
+
+from typing import Any
+
+import pytest
+
+from service.adapters.rayjob_status import job_status, view_of, waiting_reasons
+from service.ports import JobState, JobStatus
+
+
+def state(deployment: str = "", job: str = "", waiting: str = "", **status: Any) -> JobStatus:
+    told = {"jobDeploymentStatus": deployment, "jobStatus": job, **status}
+    metadata = {"name": "batch-1-1", "creationTimestamp": "2030-01-01T00:00:00Z"}
+    plain = {name: value for name, value in told.items() if value}  # KubeRay leaves out what is empty
+    rayjob = {"metadata": metadata, "spec": {"preRunningDeadlineSeconds": 900}, "status": plain}
+    return job_status(view_of(rayjob), waiting)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "job", "expected"),
+    [
+        ("", "", JobState.PENDING),
+        ("Initializing", "", JobState.PENDING),
+        ("Waiting", "", JobState.PENDING),
+        ("Retrying", "FAILED", JobState.PENDING),
+        ("Suspended", "", JobState.PENDING),
+        ("Running", "", JobState.PENDING),
+        ("Running", "PENDING", JobState.PENDING),
+        ("Running", "RUNNING", JobState.RUNNING),
+        ("Running", "SUCCEEDED", JobState.RUNNING),
+        ("Complete", "SUCCEEDED", JobState.SUCCEEDED),
+        ("Complete", "STOPPED", JobState.STOPPED),
+        ("Complete", "FAILED", JobState.FAILED),
+        ("Failed", "FAILED", JobState.FAILED),
+        ("Failed", "RUNNING", JobState.FAILED),
+        ("ValidationFailed", "", JobState.FAILED),
+    ],
+)
+def test_each_pair_of_kuberays_and_rays_words_is_one_state(deployment: str, job: str, expected: JobState) -> None:
+    assert state(deployment, job).state is expected
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        ({"reason": "AppFailed", "message": "available logs:\nEngineStartError: no"}, "EngineStartError: no"),
+        ({"reason": "DeadlineExceeded", "message": "passed"}, "ran longer than its time limit"),
+        ({"reason": "PreRunningDeadlineExceeded"}, "not ready within 900 s: worker: no room"),
+        ({"reason": "JobStatusCheckTimeoutExceeded"}, "gave up the RayJob: JobStatusCheckTimeoutExceeded"),
+        ({}, "no reason given"),
+    ],
+)
+def test_a_failed_rayjob_tells_why(status: dict[str, str], message: str) -> None:
+    assert message in state("Failed", waiting="worker: no room", **status).message
+
+
+def test_a_rayjob_that_kuberay_refused_has_ended_when_it_was_made() -> None:
+    rayjob = {
+        "metadata": {"name": "a", "creationTimestamp": "2030-01-01T00:00:00Z"},
+        "status": {"jobDeploymentStatus": "ValidationFailed", "message": "RayJob name should be no more than 47"},
+    }
+    view = view_of(rayjob)
+    assert view.ended_at is not None
+    assert "no more than 47" in job_status(view, "").message
+
+
+def test_pods_that_kuberay_cannot_make_are_a_reason_to_wait() -> None:
+    condition = {"type": "ReplicaFailure", "status": "True", "message": "forbidden: exceeded quota: jobs"}
+    told = state("Initializing", rayClusterStatus={"conditions": [condition]})
+    assert told == JobStatus(state=JobState.PENDING, message="forbidden: exceeded quota: jobs")
+
+
+def pod(cluster: str = "c1", **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "p1", "labels": {"ray.io/cluster": cluster, "ray.io/group": "gpu"}},
+        "status": status,
+    }
+
+
+def waits_for(reason: str) -> dict[str, Any]:
+    return {"state": {"waiting": {"reason": reason, "message": "details"}}}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"containerStatuses": [waits_for("ErrImagePull")]}, "gpu pod p1: ErrImagePull (check the image"),
+        ({"initContainerStatuses": [waits_for("CreateContainerConfigError")]}, "a Secret or ConfigMap"),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/5"}]},
+            "gpu pod p1: Unschedulable (no node has room for it, or none has the pool's label",
+        ),
+    ],
+)
+def test_a_waiting_pod_tells_why_and_what_to_do(status: dict[str, Any], expected: str) -> None:
+    assert expected in waiting_reasons([pod(**status)])["c1"]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {
+            "containerStatuses": [waits_for("ContainerCreating")],
+            "initContainerStatuses": [waits_for("PodInitializing")],
+        },
+        {"conditions": [{"type": "PodScheduled", "status": "True"}]},
+    ],
+)
+def test_a_pod_that_is_on_its_way_has_no_reason(status: dict[str, Any]) -> None:
+    assert waiting_reasons([pod(**status)]) == {}
