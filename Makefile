@@ -27,12 +27,13 @@ endef
 LINES ?= 4000
 RUNS ?= 1
 MODEL ?= $(MODEL_DIR)
+LANES ?= service ray-cpu ray-v100 ray-a10g
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo local test unit lint typecheck format bench lock clean distclean
+.PHONY: help setup model demo local test unit conformance lint typecheck format bench render images lock clean distclean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/installed ## Make the virtual environment with all that the other targets need
 
@@ -50,6 +51,11 @@ test: setup model lint typecheck ## Run every check and every test
 unit: setup ## Run the tests that need neither Ray nor an engine
 	$(PYTHON) -m pytest -m "not ray" $(ARGS)
 
+# The key goes by the environment, where no list of processes shows it. MODEL has a default that is no model's id.
+conformance: setup ## Check any server against OpenAI's contract (BASE_URL=, API_KEY=, MODEL=, ARGS=)
+	@OPENAI_BASE_URL='$(BASE_URL)' OPENAI_API_KEY='$(API_KEY)' \
+	  $(PYTHON) -m tests.conformance --model '$(filter-out $(MODEL_DIR),$(MODEL))' $(ARGS)
+
 lint: setup ## Check style and import rules
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -62,13 +68,27 @@ format: setup ## Rewrite the code in the one format
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: setup model ## Compare run_batch, ray.data.llm and cloister (LINES=, RUNS=, MODEL=)
+bench: setup model ## Measure validation; compare run_batch, ray.data.llm and cloister (LINES=, RUNS=, MODEL=)
+	$(PYTHON) -m tests.bench validation --output $(BUILD)/bench-validation.json
 	$(PYTHON) -m tests.bench --lines $(LINES) --runs $(RUNS) --model $(MODEL) --output $(BUILD)/bench.json
 
-lock: setup ## Resolve constraints/cpu.txt anew
+render: setup ## Write the manifests that a stack would apply (STACK=, OUT=)
+	@$(PYTHON) -m infra.render --stack '$(or $(STACK),dev)' --out '$(or $(OUT),$(BUILD)/manifests)'
+
+images: ## Build the images by buildah, podman or docker (BASE=, BUILD_BASE=, REPOSITORY=, LANES=, PUSH=1)
+	@BASE='$(BASE)' BUILD_BASE='$(BUILD_BASE)' REPOSITORY='$(REPOSITORY)' PUSH='$(PUSH)' images/build.sh $(LANES)
+
+lock: setup ## Resolve the pinned versions of all environments anew
 	$(VENV)/bin/uv pip compile pyproject.toml --quiet --no-header --no-annotate $(if $(UPGRADE),--upgrade) \
 	  --extra cpu --extra dev --extra infra --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --override constraints/cpu-overrides.txt --output-file constraints/cpu.txt
+	for lane in $(LANES); do case $$lane in \
+	  service) tested="--constraint constraints/cpu.txt" ;; \
+	  ray-cpu) tested="--constraint constraints/cpu.txt --override constraints/cpu-overrides.txt" ;; \
+	  *) tested= ;; esac; \
+	  $(VENV)/bin/uv pip compile pyproject.toml images/constraints/$$lane.in --quiet --no-header --no-annotate \
+	    $(if $(UPGRADE),--upgrade) --only-binary :all: --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
+	    $$tested --output-file images/constraints/$$lane.txt || exit 1; done
 
 clean: ## Remove what was built, and keep the virtual environment
 	rm -rf $(BUILD) *.egg-info .mypy_cache .ruff_cache .import_linter_cache

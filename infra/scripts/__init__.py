@@ -1,0 +1,1 @@
+"""Files that containers run: a ConfigMap brings them there. Nothing here is imported."""

@@ -1,0 +1,174 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.recording import Recording
+from ray_job.contract.rayjobs import template_key
+from service.adapters.rayjob_templates import load_templates
+from service.model_catalogue import parse_catalogue
+from service.settings import read_settings
+from tests.infra.previewed_stacks import STACKS, changed, preview, preview_values, stack_text
+
+
+def pod(recording: Recording, name: str) -> dict[str, Any]:
+    (found,) = [
+        each for kind in ("Deployment", "batch/v1:Job") for each in recording.of_type(kind) if each.name == name
+    ]
+    template: dict[str, Any] = found.inputs["spec"]["template"]
+    return template
+
+
+def environment(recording: Recording, name: str) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in pod(recording, name)["spec"]["containers"][0]["env"]}
+
+
+def previewed(**sections: Any) -> Recording:
+    return preview_values(changed(**sections), stack_text().secret_keys)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_there_are_two_of_each_and_one_may_go_at_a_time(name: str) -> None:
+    recording = preview(name)
+    replicas = {each.name: each.inputs["spec"]["replicas"] for each in recording.of_type("Deployment")}
+    assert replicas["api"] >= 2
+    assert replicas["reconciler"] == 2
+    budgets = {each.name: each.inputs["spec"]["maxUnavailable"] for each in recording.of_type("PodDisruptionBudget")}
+    assert budgets == {"api": 1, "reconciler": 1}
+
+
+def test_the_autoscaler_sets_the_number_of_api_pods() -> None:
+    recording = preview("v100-and-a10g")
+    (autoscaler,) = recording.of_type("HorizontalPodAutoscaler")
+    assert (autoscaler.inputs["spec"]["minReplicas"], autoscaler.inputs["spec"]["maxReplicas"]) == (2, 6)
+    (api,) = [each for each in recording.of_type("Deployment") if each.name == "api"]
+    assert api.ignore_changes == ("spec.replicas",)
+
+
+@pytest.mark.parametrize("name", ["api", "reconciler"])
+def test_probes_ask_the_service_itself(name: str) -> None:
+    container = pod(preview(), name)["spec"]["containers"][0]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_service_is_told_what_it_needs_and_no_password(name: str) -> None:
+    told = environment(preview(name), "reconciler")
+    assert told["CLOISTER_LAUNCHER"] == "kuberay"
+    assert told["CLOISTER_KUBERNETES_NAMESPACE"].endswith("-jobs")
+    assert told["PGPASSFILE"] == "/run/cloister/credentials/pgpass"
+    assert told["CLOISTER_OBJECT_STORE"].startswith("s3://")
+    for url in (told["CLOISTER_DATABASE_URL"], told["CLOISTER_JOB_DATABASE_URL"]):
+        assert ":" not in url.partition("://")[2].partition("@")[0]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_what_the_service_reads_is_what_was_rendered(name: str) -> None:
+    maps = {each.name: each.inputs["data"] for each in preview(name).of_type("ConfigMap")}
+    catalogue = parse_catalogue(yaml.safe_load(maps["models"]["models.yaml"]))
+    assert list(catalogue.models) == [model["id"] for model in stack_text(name).values["models"]]
+    assert set(maps["ray-job-templates"]) == {template_key(model) for model in catalogue.models}
+    assert all(json.loads(text)["kind"] == "RayJob" for text in maps["ray-job-templates"].values())
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_service_takes_its_settings_and_templates_as_they_are_rendered(name: str, tmp_path: Path) -> None:
+    recording = preview(name)
+    maps = {each.name: each.inputs["data"] for each in recording.of_type("ConfigMap")}
+    for file, text in maps["ray-job-templates"].items():
+        (tmp_path / file).write_text(text)
+    settings = read_settings(environment(recording, "reconciler") | {"CLOISTER_RAY_JOB_TEMPLATES": str(tmp_path)})
+    assert (settings.host, settings.health_port, settings.launcher) == ("0.0.0.0", 8001, "kuberay")  # noqa: S104
+    catalogue = parse_catalogue(yaml.safe_load(maps["models"]["models.yaml"]))
+    templates = load_templates(tmp_path, catalogue, namespace=settings.kubernetes_namespace)
+    assert set(templates) == set(catalogue.models)
+    assert read_settings(environment(recording, "api")).port == 8000
+
+
+def annotations(recording: Recording, name: str) -> tuple[str, str]:
+    found: dict[str, str] = pod(recording, name)["metadata"]["annotations"]
+    return found["cloister.dev/configuration"], found["cloister.dev/credentials"]
+
+
+def test_a_change_of_models_or_of_a_secret_rolls_the_pods() -> None:
+    models = [stack_text().values["models"][0] | {"batch_size": 32}]
+    configuration, credentials = annotations(preview(), "api")
+    with_models = annotations(previewed(models=models), "api")
+    assert with_models[0] != configuration
+    assert with_models[1] == credentials
+    with_password = annotations(previewed(database_owner_password="another"), "reconciler")
+    assert with_password[0] == configuration
+    assert with_password[1] != credentials
+
+
+def test_another_image_is_another_migration() -> None:
+    images = stack_text().values["images"]
+    image = images["service"].replace("1" * 64, "9" * 64)
+    jobs = [
+        each.inputs["metadata"]["name"]
+        for recording in (preview(), previewed(images=images | {"service": image}))
+        for each in recording.of_type("batch/v1:Job")
+        if each.name == "migrations"
+    ]
+    assert jobs == ["migrations-111111111111", "migrations-999999999999"]
+
+
+def test_the_migrations_have_the_database_and_nothing_else() -> None:
+    spec = pod(preview(), "migrations")["spec"]
+    assert spec["containers"][0]["command"] == ["python", "-m", "service.db"]
+    assert environment(preview(), "migrations")["CLOISTER_JOB_ROLE"] == "cloister_acme_dev_job"
+    assert "object-store-credentials" not in str(spec["volumes"])
+
+
+def test_temporary_files_have_room_for_uploads_and_a_limit() -> None:
+    spec = pod(preview(), "api")["spec"]
+    (tmp,) = [each for each in spec["volumes"] if each["name"] == "tmp"]
+    assert tmp["emptyDir"] == {"sizeLimit": "5Gi"}
+    assert environment(preview(), "api")["TMPDIR"] == spec["containers"][0]["volumeMounts"][0]["mountPath"]
+    assert spec["containers"][0]["resources"]["limits"]["ephemeral-storage"] == "6Gi"
+
+
+def test_the_ingress_takes_the_largest_upload_by_tls_and_shows_openais_paths_only() -> None:
+    (ingress,) = preview("v100-and-a10g").of_type("Ingress")
+    spec = ingress.inputs["spec"]
+    assert spec["tls"] == [{"hosts": ["batch.acme.example"], "secretName": "api-tls"}]
+    assert [path["path"] for path in spec["rules"][0]["http"]["paths"]] == ["/v1"]
+    annotations = ingress.inputs["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == "210m"
+    assert annotations["cert-manager.io/cluster-issuer"] == "acme-ca"
+
+
+def test_without_an_ingress_there_is_none() -> None:
+    assert not preview("dev").of_type("Ingress")
+
+
+def test_the_certificate_of_an_own_database_reaches_service_and_jobs() -> None:
+    recording = preview("own-postgres-and-s3")
+    maps = [each for each in recording.of_type("ConfigMap") if each.inputs["metadata"]["name"] == "database-ca"]
+    assert len({each.inputs["metadata"]["namespace"] for each in maps}) == 2
+    assert "database-ca" in str(pod(recording, "api")["spec"]["volumes"])
+    assert "sslrootcert" in environment(recording, "api")["CLOISTER_DATABASE_URL"]
+
+
+def test_the_key_of_the_http_lane_reaches_its_workers_and_nobody_else() -> None:
+    model = {"id": "m", "lane": "http", "base_url": "http://10.50.0.10:8000/v1"}
+    network = stack_text().values["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
+    values = changed(models=[model], network=network, http_lane_api_key="endpoint-key")
+    recording = preview_values(values, stack_text().secret_keys | {"http_lane_api_key"})
+    (secret,) = [each for each in recording.of_type("Secret") if "endpoint-key" in str(each.inputs)]
+    assert secret.inputs["metadata"]["namespace"] == "cloister-acme-dev-jobs"
+    (templates,) = [each for each in recording.of_type("ConfigMap") if each.name == "ray-job-templates"]
+    assert f'"secretName": "{secret.inputs["metadata"]["name"]}"' in "".join(templates.inputs["data"].values())
+
+
+def test_jobs_have_another_role_and_another_key_than_the_service() -> None:
+    secrets = {
+        (each.inputs["metadata"]["namespace"], each.inputs["metadata"]["name"]): each.inputs["stringData"]
+        for each in preview("dev").of_type("Secret")
+    }
+    for name in ("database-credentials", "object-store-credentials"):
+        assert secrets["cloister-acme-dev", name] != secrets["cloister-acme-dev-jobs", name]
+    assert ":cloister_acme_dev_job:" in secrets["cloister-acme-dev-jobs", "database-credentials"]["pgpass"]

