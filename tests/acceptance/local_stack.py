@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -11,15 +12,24 @@ from service.local.layout import Layout, layout_of
 from service.local.processes import end_everything
 from service.local.ray_head import free_ports
 
-CATALOGUE = {
-    "id": "demo",
-    "accelerator": "cpu",
-    "endpoints": ["/v1/chat/completions"],
-    "engine_args": {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048},
-    # Small parts, so that a kill in the middle finds some lines committed and others not.
-    "batch_size": 16,
-    "max_concurrent_batches": 2,
-}
+ENGINE_ARGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
+MODELS: list[dict[str, Any]] = [
+    {
+        "id": "demo",
+        "accelerator": "cpu",
+        "endpoints": ["/v1/chat/completions", "/v1/completions"],
+        "engine_args": ENGINE_ARGS,
+        # Small parts, so that a kill in the middle finds some lines committed and others not.
+        "batch_size": 16,
+        "max_concurrent_batches": 2,
+    },
+    {
+        "id": "demo-embed",
+        "accelerator": "cpu",
+        "endpoints": ["/v1/embeddings"],
+        "engine_args": {**ENGINE_ARGS, "runner": "pooling", "convert": "embed"},
+    },
+]
 
 
 class LocalStack:
@@ -29,7 +39,7 @@ class LocalStack:
         self.layout: Layout = layout_of(directory / "data")
         self._port = free_ports(1)[0]
         self._models_file = directory / "models.yaml"
-        self._models_file.write_text(yaml.safe_dump({"models": [CATALOGUE | {"source": str(model)}]}))
+        self._models_file.write_text(yaml.safe_dump({"models": [entry | {"source": str(model)} for entry in MODELS]}))
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -49,6 +59,11 @@ class LocalStack:
             self.process.terminate()
             self.process.communicate(timeout=90)
         end_everything(self.layout)
+
+    def cloister(self, *arguments: str) -> str:
+        """What ``cloister …`` prints about this stack."""
+        command = [sys.executable, "-m", "service.cli", *arguments, f"--data-dir={self.layout.data_dir}"]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
     def kill(self) -> None:
         assert self.process is not None

@@ -1,0 +1,1 @@
+"""A black-box suite for servers that claim OpenAI's Files and Batches contract. See README.md beside this file."""

@@ -1,0 +1,139 @@
+"""The pytest plugin that makes of each test one check of the table."""
+
+import time
+from collections.abc import Generator
+from typing import Any, Final
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from tests.conformance.contract import AREAS
+from tests.conformance.report import Check, Outcome, Report
+from tests.conformance.target import Target
+
+PLUGIN_NAME: Final = "conformance"
+_MAX_TOLD: Final = 300
+_EXTENSIONS: Final = "test_extensions"
+
+
+class Collector:
+    """Collects the outcome of every test; checks that wait for an engine are put last.
+
+    Attributes:
+        target: the server to check.
+        extensions: whether to check what goes beyond the contract.
+        listed: area, point and sentence of every check, whether it was made or not.
+    """
+
+    def __init__(self, target: Target, *, extensions: bool, console: Console) -> None:
+        self.target = target
+        self.extensions = extensions
+        self._checks: list[tuple[int, Check]] = []
+        self._progress = Progress(console=console, transient=True)
+        self._task = self._progress.add_task("checking")
+        self._order: dict[str, int] = {}
+        self._compared: tuple[str, str] | None = None
+        self.listed: list[tuple[str, str, str]] = []
+        self._began_s = time.monotonic()
+
+    def report(self) -> Report:
+        """All checks so far, in the order of the files."""
+        return Report(
+            base_url=self.target.base_url,
+            model=self.target.model,
+            duration_s=time.monotonic() - self._began_s,
+            checks=tuple(check for _, check in sorted(self._checks, key=lambda item: item[0])),
+        )
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Declares the markers."""
+        config.addinivalue_line("markers", "point(key): the point of the contract that a check cites")
+        config.addinivalue_line("markers", "late: reads the end of a batch that runs in the engine")
+
+    def pytest_ignore_collect(self, collection_path: Any) -> bool | None:
+        """Leaves out what goes beyond the contract unless it is asked for."""
+        return True if collection_path.stem == _EXTENSIONS and not self.extensions else None
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Remembers the order of the files, then moves what waits for an engine to the end."""
+        self._order = {item.nodeid: number for number, item in enumerate(items)}
+        self.listed = [(_area(item), _point(item), sentence(item.name)) for item in items]
+        items.sort(key=lambda item: item.get_closest_marker("late") is not None)
+
+    def pytest_sessionstart(self) -> None:
+        """Shows the progress."""
+        self._progress.start()
+
+    def pytest_sessionfinish(self) -> None:
+        """Takes it away again."""
+        self._progress.stop()
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        """Says what is checked now."""
+        self._compared = None
+        self._progress.update(self._task, total=len(self._order), description=_area(item))
+
+    def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> None:
+        """Keeps both sides of the comparison that failed: checks say ``assert seen == expected``."""
+        prefix = "" if op == "==" else f"{op} "
+        self._compared = (f"{prefix}{_told(right)}", _told(left))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Makes a check of each test: of its call, or of the step before that failed or was skipped."""
+        report = yield
+        if report.when == "call" or (report.when == "setup" and not report.passed):
+            self._checks.append((self._order[item.nodeid], self._check(item, call, report)))
+            self._progress.advance(self._task)
+        return report
+
+    def _check(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Check:
+        outcomes: dict[str, Outcome] = {"passed": "holds", "failed": "does not hold", "skipped": "not checked"}
+        expected = seen = ""
+        if report.failed:
+            expected, seen = self._difference(call)
+        elif report.skipped and call.excinfo is not None:
+            seen = str(call.excinfo.value).removeprefix("Skipped: ")
+        return Check(
+            area=_area(item),
+            sentence=sentence(item.name),
+            point=_point(item),
+            outcome=outcomes[report.outcome],
+            expected=expected,
+            seen=seen,
+        )
+
+    def _difference(self, call: pytest.CallInfo[None]) -> tuple[str, str]:
+        assert call.excinfo is not None
+        error = call.excinfo.value
+        if isinstance(error, AssertionError) and self._compared is not None:
+            expected, seen = self._compared
+            note = str(error).partition("\nassert ")[0]
+            return expected, seen if note.startswith("assert ") or not note else f"{seen}: {_told(note)}"
+        if isinstance(error, AssertionError | pytest.fail.Exception):
+            return "that it holds", _told(str(error))
+        return "no error", _told(f"{type(error).__name__}: {error}")
+
+
+def sentence(name: str) -> str:
+    """The sentence in the name of a test: ``test_a_b[c d]`` is "a b: c d"."""
+    words, _, case = name.removeprefix("test_").partition("[")
+    words = words.replace("_", " ")
+    return f"{words}: {case.removesuffix(']')}" if case else words
+
+
+def _area(item: pytest.Item) -> str:
+    return AREAS[item.path.stem]
+
+
+def _point(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("point")
+    return str(marker.args[0]) if marker else ""
+
+
+def _told(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _MAX_TOLD else f"{text[:_MAX_TOLD]}…"
