@@ -91,14 +91,13 @@ def _store(parts: Parts, project: Project, upload: Upload, file_id: str) -> dict
 
 def _insert(parts: Parts, project: Project, upload: Upload, values: dict[str, Any]) -> dict[str, Any]:
     with parts.pool.connection() as connection:
+        # One upload of a project after the other: two cannot both take the last room, and a client that pages on
+        # behind the newest file cannot pass one with a lower seq that is committed only after it looked.
+        connection.execute(query("lock_project"), {"id": project.id})
         settings = connection.execute(query("project_settings"), {"id": project.id}).fetchone()
         assert settings is not None  # noqa: S101 - projects are never deleted
-        if settings["max_stored_bytes"] is not None:
-            connection.execute(query("lock_project"), {"id": project.id})
-            settings = connection.execute(query("project_settings"), {"id": project.id}).fetchone()
-            assert settings is not None  # noqa: S101 - as above
-            if refusal := upload_refusal(limits_of(settings), settings["stored_bytes"] or 0, values["size_bytes"]):
-                raise refusal
+        if refusal := upload_refusal(limits_of(settings), settings["stored_bytes"] or 0, values["size_bytes"]):
+            raise refusal
         values["expires_after_s"] = expires_after_s(upload, settings["retention_s"] or parts.retention_s)
         row = connection.execute(query("insert_file"), values).fetchone()
     assert row is not None  # noqa: S101 - INSERT … RETURNING gives a row

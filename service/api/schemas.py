@@ -51,7 +51,7 @@ class BatchRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    input_file_id: Text
+    input_file_id: Annotated[Text, Field(min_length=1)]
     """The id of a file of purpose `batch`."""
     endpoint: Endpoint
     """The endpoint of every request in the file."""

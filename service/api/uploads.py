@@ -132,8 +132,8 @@ def _checked(form: FormData) -> Upload:
 def _check_batch_file(file: BinaryIO, size_bytes: int) -> None:
     if size_bytes > MAX_BATCH_FILE_BYTES:
         raise TooLargeError(
-            f"The file has {size_bytes / _MIB:.1f} MB; a file of purpose batch may have at most "
-            f"{MAX_BATCH_FILE_BYTES // _MIB} MB. Split it into several batches.",
+            f"The file has {size_bytes:,} bytes; a file of purpose batch may have at most "
+            f"{MAX_BATCH_FILE_BYTES // _MIB} MB ({MAX_BATCH_FILE_BYTES:,} bytes). Split it into several batches.",
             param="file",
         )
     problem = jsonl_problem(file.read(_HEAD_BYTES))
@@ -159,7 +159,7 @@ def _room_for_upload(request: Request, access: SubmitAccess, parts: PartsDepende
 
 async def _parsed_upload(request: Request, _room: Annotated[None, Depends(_room_for_upload)]) -> AsyncIterator[Upload]:
     """The form of a request whose API key is known to be good. Its file is closed after the answer."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise InvalidRequestError("An upload must be a multipart form (Content-Type: multipart/form-data).")
     form = await _FormParser(request.headers, _limited(request.stream()), max_files=1, max_fields=20).parse()
     try:

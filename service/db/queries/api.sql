@@ -28,9 +28,11 @@ WHERE project_id = %(project_id)s AND status IN ('validating', 'in_progress', 'f
 SELECT FROM batches LIMIT 1
 
 -- name: insert_file
-INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, line_count, expires_at)
+-- Not now(), which is when the transaction began: it may have waited for another that then took the lower seq.
+WITH moment AS (SELECT clock_timestamp() AS at)
+INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, line_count, created_at, expires_at)
 VALUES (%(id)s, %(project_id)s, %(purpose)s, %(filename)s, %(size_bytes)s, %(sha256)s, %(line_count)s,
-        now() + make_interval(secs => %(expires_after_s)s))
+        (SELECT at FROM moment), (SELECT at FROM moment) + make_interval(secs => %(expires_after_s)s))
 RETURNING *
 
 -- name: inserted_file
@@ -134,13 +136,17 @@ FROM batches
 WHERE project_id = %(project_id)s AND idempotency_key = %(idempotency_key)s
 
 -- name: insert_batch
-WITH created AS (
+-- Not now(): the transaction has waited for the project, perhaps for one that began later and has the lower seq.
+WITH moment AS (
+    SELECT clock_timestamp() AS at
+), created AS (
     INSERT INTO batches (id, project_id, endpoint, input_file_id, completion_window, metadata,
                          output_expires_after_s, request_sha256, idempotency_key, enqueued_requests, enqueued_tokens,
-                         expires_at)
+                         created_at, expires_at)
     VALUES (%(id)s, %(project_id)s, %(endpoint)s, %(input_file_id)s, %(completion_window)s, %(metadata)s,
             %(output_expires_after_s)s, %(request_sha256)s, %(idempotency_key)s, %(enqueued_requests)s,
-            %(enqueued_tokens)s, now() + make_interval(secs => %(completion_window_s)s))
+            %(enqueued_tokens)s, (SELECT at FROM moment),
+            (SELECT at FROM moment) + make_interval(secs => %(completion_window_s)s))
     RETURNING *
 ), event AS (
     INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.validating' FROM created
