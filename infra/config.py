@@ -118,6 +118,8 @@ def parse_config(
     known = sections | {"secrets": frozenset(secrets)} | ({"catalogue": catalogue} if catalogue else {})
     for rule in RULES:
         problems += _told(rule, known)
+    if catalogue is None:
+        problems += _told_of_right_models(decoded.get("models"), known)
     problems += _unusable_secrets(secrets, sections.get("object_store"))
     problems += [f"{PROJECT}:{problem}" for problem in neighbour_problems(decoded, neighbours)]
     if problems or catalogue is None:
@@ -204,3 +206,23 @@ def _told(rule: Rule, known: Mapping[str, Any]) -> Iterable[str]:
     if all(name in known for name in rule.looks_at):
         return [f"{PROJECT}:{problem}" for problem in check(*(known[name] for name in rule.looks_at))]
     return []
+
+
+def _told_of_right_models(models: Any, known: Mapping[str, Any]) -> Iterable[str]:
+    """What the rules say of the models that are right by themselves, where another one is wrong."""
+    right: dict[str, int] = {}
+    for index, model in enumerate(models if isinstance(models, list) else []):
+        try:
+            alone = parse_catalogue({"models": [model]})
+        except SettingsError:
+            continue  # told already
+        right.setdefault(next(iter(alone.models)), index)
+    if not right:
+        return
+    places = list(right.values())
+    some = {**known, "catalogue": parse_catalogue({"models": [models[index] for index in places]})}
+    for rule in RULES:
+        # Whether a secret has its model cannot be said without all of them.
+        if "catalogue" in rule.looks_at and "secrets" not in rule.looks_at:
+            for problem in _told(rule, some):
+                yield re.sub(r"models\[(\d+)\]", lambda place: f"models[{places[int(place[1])]}]", problem)

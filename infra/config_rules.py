@@ -25,7 +25,9 @@ from infra.config_sections import (
 )
 from infra.kuberay import MIN_VERSION
 from infra.models import image_problems, pool_problems
-from ray_job.contract.job_spec import ObjectStoreLocation
+from infra.pools import NodePool
+from infra.ray_job_sizes import AUTOSCALER_MIB, autoscaler_cpu_m, cpu_workers, engine_gpus, gpu_workers, head_size
+from ray_job.contract.job_spec import ModelSpec, ObjectStoreLocation
 from service.model_catalogue import Catalogue
 
 Problems = Iterator[str]
@@ -208,6 +210,37 @@ def _limits(limits: Limits, pools: NodePools) -> Problems:
     for name, most in there.items():
         if (limit := getattr(limits, name)) is not None and limit > most:
             yield f"limits.{name}: must be at most {most}, which is what the stack's pools have, not {limit}"
+
+
+@_rule("limits", "catalogue", "node_pools")
+def _room_for_a_job(limits: Limits, catalogue: Catalogue, pools: NodePools) -> Problems:
+    """A limit below one job of one engine would leave that job's pods refused for ever."""
+    by_name = node_pools(pools)
+    jobs = [
+        (_least_of_a_job(model.spec, by_name["cpu"], by_name[model.spec.accelerator]), index)
+        for index, model in enumerate(catalogue.models.values())
+        if model.spec.accelerator in by_name
+    ]
+    for name in ("job_cpus", "job_memory_gib", "job_gpus"):
+        least, index = max(((job[name], index) for job, index in jobs), default=(0, 0))
+        if (limit := getattr(limits, name)) is not None and limit < least:
+            yield (
+                f"limits.{name}: must be at least {least}, which is what a job of models[{index}] takes with one "
+                f"engine, not {limit}"
+            )
+
+
+def _least_of_a_job(model: ModelSpec, cpu_pool: NodePool, pool: NodePool) -> dict[str, int]:
+    """A head with its autoscaler, one CPU worker, and the pods of one engine; in whole CPUs, GiB and GPUs."""
+    head, stages = head_size(cpu_pool), cpu_workers(model, cpu_pool).pod
+    cpu_m = head.cpu_m + autoscaler_cpu_m(cpu_pool) + stages.cpu_m
+    memory_mib = head.memory_mib + AUTOSCALER_MIB + stages.memory_mib
+    if gpus := engine_gpus(model):
+        engines = gpu_workers(model, pool)
+        pods = engines.max_replicas // model.concurrency
+        cpu_m += pods * engines.pod.cpu_m
+        memory_mib += pods * engines.pod.memory_mib
+    return {"job_cpus": -(-cpu_m // 1_000), "job_memory_gib": -(-memory_mib // 1_024), "job_gpus": gpus}
 
 
 @_rule("kuberay", "network")

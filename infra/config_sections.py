@@ -58,7 +58,7 @@ class PullSecret(Section):
 class RayImage(Section):
     """The image of one lane, and what is in it, where that is not what the lane's Containerfile pins."""
 
-    image: Image = key("the image", f"ghcr.io/cloister/ray-a10g@{_EXAMPLE_DIGEST}")
+    image: Image = key("the image", f"registry.acme.example/cloister/ray-a10g@{_EXAMPLE_DIGEST}")
     ray: str | None = key("its version of Ray; without it the lane's own", "2.60.0", default=None)
     vllm: str | None = key("its version of vLLM; without it the lane's own", "0.29.0", default=None)
 
@@ -66,26 +66,26 @@ class RayImage(Section):
 class Images(Section):
     """Every image, by digest: what runs is what was reviewed."""
 
-    service: Image = key("API, reconciler and migrations", f"ghcr.io/cloister/service@{_EXAMPLE_DIGEST}")
+    service: Image = key("API, reconciler and migrations", f"registry.acme.example/cloister/service@{_EXAMPLE_DIGEST}")
     ray_cpu: RayImage | None = key("Ray and vLLM for models on CPUs; see below", {}, default=None)
     ray_v100: RayImage | None = key("Ray and vLLM for models on V100s; see below", {}, default=None)
     ray_a10g: RayImage | None = key("Ray and vLLM for models on A10Gs; see below", {}, default=None)
     postgres: Image | None = key(
-        "the database, where it is bundled or run by CloudNativePG",
-        f"docker.io/postgres@{_EXAMPLE_DIGEST}",
+        "the database: bundled, the official image on Debian; CloudNativePG, one of its operand images",
+        f"registry.acme.example/mirror/library/postgres@{_EXAMPLE_DIGEST}",
         default=None,
     )
     versitygw: Image | None = key(
-        "the bundled object store", f"docker.io/versity/versitygw@{_EXAMPLE_DIGEST}", default=None
+        "the bundled object store", f"registry.acme.example/mirror/versity/versitygw@{_EXAMPLE_DIGEST}", default=None
     )
     kuberay_operator: Image | None = key(
         "KubeRay's operator, where this stack installs it",
-        f"quay.io/kuberay/operator@{_EXAMPLE_DIGEST}",
+        f"registry.acme.example/mirror/kuberay/operator@{_EXAMPLE_DIGEST}",
         default=None,
     )
     device_plugin: Image | None = key(
         "NVIDIA's device plugin, where this stack installs it",
-        f"nvcr.io/nvidia/k8s-device-plugin@{_EXAMPLE_DIGEST}",
+        f"registry.acme.example/mirror/nvidia/k8s-device-plugin@{_EXAMPLE_DIGEST}",
         default=None,
     )
     mirror: Registry | None = key(
@@ -106,8 +106,8 @@ class CpuPool(Section):
     """The nodes of Ray heads and of the CPU stages, and of models on CPUs."""
 
     nodes: Nodes = key("the nodes' names", ["cpu-1", "cpu-2"])
-    cpus: Count = key("what pods can have of one node", 16, unit="CPUs")
-    memory_gib: Count = key("what pods can have of one node", 60, unit="GiB")
+    cpus: Count = key("of one node: its Allocatable, less what DaemonSets request there", 16, unit="CPUs")
+    memory_gib: Count = key("of one node: its Allocatable, less what DaemonSets request there", 60, unit="GiB")
     max_workers: Count = key("the most CPU workers of one job", 4, default=2, unit="pods")
 
 
@@ -117,8 +117,8 @@ class GpuPool(Section):
     nodes: Nodes = key("the nodes' names", ["v100-1", "v100-2"])
     gpus_per_node: Count = key("the GPUs of one node", 4, unit="GPUs")
     gpu_memory_gib: Count = key("the memory of one GPU", 32, unit="GiB")
-    cpus: Count = key("what pods can have of one node", 32, unit="CPUs")
-    memory_gib: Count = key("what pods can have of one node", 240, unit="GiB")
+    cpus: Count = key("of one node: its Allocatable, less what DaemonSets request there", 32, unit="CPUs")
+    memory_gib: Count = key("of one node: its Allocatable, less what DaemonSets request there", 240, unit="GiB")
     max_workers: Count = key("the most GPU workers of one job", 4, default=2, unit="pods")
 
 
@@ -275,7 +275,7 @@ class ObjectStoreWeights(Section):
 
     kind: Literal["object_store"] = key("object_store", "object_store")
     prefix: str = key("where they are in the stack's bucket", "models", default="models")
-    cache_gib: Count = key("disk of a worker's node for them", 200, default=100, unit="GiB")
+    cache_gib: Count = key("disk of a worker's node for a model without `weights_gib`", 200, default=100, unit="GiB")
 
 
 ModelWeights = Annotated[NoWeights | VolumeWeights | ObjectStoreWeights, Field(discriminator="kind")]
@@ -309,7 +309,7 @@ class Ingress(Section):
 class Api(Section):
     """The HTTP API."""
 
-    replicas: Annotated[int, Field(ge=2)] = key("pods at rest, on different nodes", 3, default=2, unit="pods")
+    replicas: Annotated[int, Field(ge=2)] = key("pods at rest, spread over the nodes", 3, default=2, unit="pods")
     max_replicas: Annotated[int, Field(ge=2)] = key("the most pods under load", 8, default=4, unit="pods")
     ingress: Ingress | None = key(
         "see below; without it the API can be reached inside the cluster only", {}, default=None
@@ -364,6 +364,11 @@ class Network(Section):
 
     kubernetes_api: KubernetesApi = key("see below", {})
     dns_namespace: DnsLabel = key("where the cluster's DNS runs", "kube-system", default="kube-system")
+    dns_networks: list[Cidr] = key(
+        "where else pods are sent for names, as by NodeLocal DNSCache: the `nameserver` in a pod's /etc/resolv.conf",
+        ["169.254.20.10/32"],
+        default=[],
+    )
     webhook_networks: list[Cidr] = key(
         "where webhooks may go, on port 443; without any none is delivered", ["10.40.0.0/16"], default=[]
     )

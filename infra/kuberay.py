@@ -35,6 +35,7 @@ class KubeRayArgs:
         kubernetes_api: networks of the cluster's API server.
         kubernetes_api_port: its port there.
         dns_namespace: where the cluster's DNS runs.
+        dns_networks: where a cache of it answers that is no pod.
         docker_config: of a registry that asks for a login; None for none.
     """
 
@@ -47,6 +48,7 @@ class KubeRayArgs:
     kubernetes_api: tuple[str, ...]
     kubernetes_api_port: int = 6443
     dns_namespace: str = "kube-system"
+    dns_networks: tuple[str, ...] = ()
     docker_config: pulumi.Input[str] | None = None
 
 
@@ -85,13 +87,14 @@ def operator_egress(args: KubeRayArgs) -> list[dict[str, Any]]:
     """What the operator may reach: the API server, names, and the dashboards of Ray heads in all namespaces."""
     heads = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"ray.io/node-type": "head"}}}
     dns = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": args.dns_namespace}}}
+    caches = [{"ipBlock": {"cidr": cidr}} for cidr in args.dns_networks]
     return [
         {
             "to": [{"ipBlock": {"cidr": cidr}} for cidr in args.kubernetes_api],
             "ports": [{"port": args.kubernetes_api_port, "protocol": "TCP"}],
         },
         {"to": [heads], "ports": [{"port": RAY_DASHBOARD_PORT, "protocol": "TCP"}]},
-        {"to": [dns], "ports": [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]},
+        {"to": [dns, *caches], "ports": [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]},
     ]
 
 

@@ -54,6 +54,7 @@ class NetworkArgs:
         kubernetes_api_port: its port there.
         kuberay_namespace: where KubeRay's operator runs.
         dns_namespace: where the cluster's DNS runs.
+        dns_networks: where a cache of it answers that is no pod, such as one on each node.
         ingress_namespace: where the ingress controller runs; empty without an ingress.
         client_namespaces: namespaces whose pods call the API inside the cluster.
         monitoring_namespace: where Prometheus runs; empty for nobody.
@@ -69,6 +70,7 @@ class NetworkArgs:
     kubernetes_api_port: int = 6443
     kuberay_namespace: str = "kuberay-system"
     dns_namespace: str = "kube-system"
+    dns_networks: tuple[str, ...] = ()
     ingress_namespace: str = ""
     client_namespaces: tuple[str, ...] = ()
     monitoring_namespace: str = ""
@@ -85,8 +87,9 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
         *_control(args),
         *_database_upkeep(args),
         *(
-            Flow(source=pods, target=_dns(args), ports=(DNS_PORT,), protocols=("UDP", "TCP"), why="names")
+            Flow(source=pods, target=dns, ports=(DNS_PORT,), protocols=("UDP", "TCP"), why="names")
             for pods in _all_pods(args)
+            for dns in _dns(args)
         ),
     )
 
@@ -101,8 +104,10 @@ def _ray(args: NetworkArgs, *, only_head: bool = False) -> Pods:
     return Pods(name="ray-head" if only_head else "ray", namespace=args.names.jobs_namespace, labels=labels)
 
 
-def _dns(args: NetworkArgs) -> OtherNamespace:
-    return OtherNamespace(name="cluster DNS", namespace=args.dns_namespace)
+def _dns(args: NetworkArgs) -> Iterator[OtherNamespace | Networks]:
+    yield OtherNamespace(name="cluster DNS", namespace=args.dns_namespace)
+    if args.dns_networks:
+        yield Networks(name="DNS cache", cidrs=args.dns_networks)
 
 
 def _all_pods(args: NetworkArgs) -> Iterator[Pods]:

@@ -61,7 +61,7 @@ def placement(pool: PoolName) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class VersionRange:
-    """Versions from one to below another, as ``2.52`` and ``2.56``."""
+    """Versions from one to below another, as ``2.53`` and ``2.56``."""
 
     least: str
     below: str
@@ -81,8 +81,8 @@ class LaneVersions:
     vllm_range: VersionRange
 
 
-# vLLM's wheels have had no code for sm_70, the V100, since 0.19.1; CUDA 13 has none either. KubeRay's token
-# authentication needs Ray 2.52.
+# vLLM's wheels have had no code for sm_70, the V100, since 0.19.1; CUDA 13 has none either. Before Ray
+# 2.53 KubeRay's probes run wget, which the image has not.
 LANES: Final[dict[Accelerator, LaneVersions]] = {
     "cpu": LaneVersions(
         ray="2.60.0",
@@ -95,7 +95,7 @@ LANES: Final[dict[Accelerator, LaneVersions]] = {
         ray="2.55.1",
         vllm="0.19.1",
         cuda="12.8",
-        ray_range=VersionRange("2.52", "2.56"),
+        ray_range=VersionRange("2.53", "2.56"),
         vllm_range=VersionRange("0.19", "0.19.2"),
     ),
     "a10g": LaneVersions(

@@ -41,6 +41,7 @@ def platform(config: StackConfig, opts: pulumi.ResourceOptions) -> tuple[pulumi.
             kubernetes_api=tuple(file.network.kubernetes_api.networks),
             kubernetes_api_port=file.network.kubernetes_api.port,
             dns_namespace=file.network.dns_namespace,
+            dns_networks=tuple(file.network.dns_networks),
             docker_config=registry_login(config),
         )
         made += KubeRay("kuberay", operator, opts=opts).made

@@ -98,6 +98,7 @@ def network_args(config: StackConfig, postgres: DatabaseConnection, store: Objec
         kubernetes_api_port=network.kubernetes_api.port,
         kuberay_namespace=config.file.kuberay.namespace,
         dns_namespace=network.dns_namespace,
+        dns_networks=tuple(network.dns_networks),
         ingress_namespace=api.ingress.controller_namespace if api.ingress else "",
         client_namespaces=tuple(api.client_namespaces),
         monitoring_namespace=network.monitoring_namespace or "",

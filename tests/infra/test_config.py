@@ -157,6 +157,19 @@ def test_values_that_contradict_each_other_are_refused(key: str, section: dict[s
     assert key in problems(changed(**section), secrets)
 
 
+@pytest.mark.parametrize("limit", ["job_cpus", "job_memory_gib", "job_gpus"])
+def test_a_limit_that_no_job_of_a_model_fits_below_is_refused(limit: str) -> None:
+    values = dict(stack_text("v100-and-a10g").values)
+    told = problems(values | {"limits": {limit: 1}})
+    assert "takes with one engine" in told[f"limits.{limit}"]
+
+
+def test_a_wrong_model_does_not_hide_what_another_one_needs() -> None:
+    large = {"id": "large", "source": "/models/large", "accelerator": "v100", "weights_gib": 2}
+    told = problems(changed(models=[{"id": "bad", "source": "/models/bad", "concurency": 1}, large]))
+    assert {"models[0].concurency", "models[1].accelerator", "images.ray_v100"} <= told.keys()
+
+
 @pytest.mark.parametrize("name", ["postgres", "versitygw", "kuberay_operator", "ray_cpu"])
 def test_an_image_that_another_section_needs_is_required(name: str) -> None:
     assert "is required because" in problems(with_image(name, None))[f"images.{name}"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from infra.images import ImageReference
-from infra.kuberay import KubeRay, KubeRayArgs, chart_source, operator_values
+from infra.kuberay import KubeRay, KubeRayArgs, chart_source, operator_egress, operator_values
 from infra.pools import placement
 from infra.recording import record
 from tests.infra.ray_job_args import NAMES
@@ -73,3 +73,8 @@ def test_the_operator_reaches_heads_names_and_the_api_server_and_nobody_reaches_
     closed, opened = (recording.named(f"kuberay-system-{name}").inputs["spec"] for name in ("default-deny", "kuberay"))
     assert (closed["ingress"], closed["egress"], opened["ingress"]) == ([], [], [])
     assert [[port["port"] for port in rule["ports"]] for rule in opened["egress"]] == [[6443], [8265], [53, 53]]
+
+
+def test_the_operator_reaches_a_cache_of_names_on_each_node_too() -> None:
+    *_, names = operator_egress(args(dns_networks=("169.254.20.10/32",)))
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["to"]

@@ -102,9 +102,9 @@ def test_each_lane_holds_its_own_versions() -> None:
 @pytest.mark.parametrize(
     ("ray", "vllm", "problem"),
     [
-        ("2.60.0", "0.19.1", "images.ray_v100: holds Ray 2.60.0, and this lane runs 2.52 to below 2.56"),
+        ("2.60.0", "0.19.1", "images.ray_v100: holds Ray 2.60.0, and this lane runs 2.53 to below 2.56"),
         ("2.55.1", "0.29.0", "images.ray_v100: holds vLLM 0.29.0, and this lane runs 0.19 to below 0.19.2"),
-        ("2.51.9", "0.19.1", "holds Ray 2.51.9"),
+        ("2.52.1", "0.19.1", "holds Ray 2.52.1"),
         ("2.55.1", "0.19.1+cu128", "'0.19.1+cu128' is no version of vLLM"),
     ],
 )

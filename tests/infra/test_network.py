@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from infra.network import NetworkArgs, flows, policies
@@ -47,6 +49,14 @@ def test_no_rule_is_for_everyone(args: NetworkArgs) -> None:
 def test_workers_reach_the_object_store_and_neither_the_database_nor_kubernetes() -> None:
     workers = [flow for flow in flows(bundled_example()) if flow.source.name == "ray"]
     assert {flow.target.name for flow in workers} == {"ray", "object-store", "cluster DNS"}
+
+
+def test_a_cache_of_names_on_each_node_is_open_to_all_pods_and_on_its_port_only() -> None:
+    args = replace(bundled_example(), dns_networks=("169.254.20.10/32",))
+    cached = [flow for flow in flows(args) if flow.target.name == "DNS cache"]
+    named = [flow for flow in flows(args) if flow.target.name == "cluster DNS"]
+    assert {flow.source for flow in cached} == {flow.source for flow in named}
+    assert {(flow.ports, flow.protocols) for flow in cached} == {((53,), ("UDP", "TCP"))}
 
 
 def test_only_the_reconciler_and_ray_heads_reach_the_api_server() -> None:
