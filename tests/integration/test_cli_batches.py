@@ -409,6 +409,15 @@ def test_an_unknown_batch_and_a_wrong_key_are_told(cloister: Command, monkeypatc
     assert "sk-wrong" not in ended.err
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Lets children be interrupted, also where the tests run in the background of a shell, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_the_batch_running_and_says_how_to_go_on(
     batch_id: str, environment: dict[str, str], client: openai.OpenAI
 ) -> None:
