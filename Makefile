@@ -30,10 +30,10 @@ MODEL ?= $(MODEL_DIR)
 LANES ?= service ray-cpu ray-v100 ray-a10g
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo local test unit conformance lint typecheck format bench render images lock clean distclean
+.PHONY: help setup model demo local test unit test-cluster conformance lint typecheck format bench render images lock clean distclean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/installed ## Make the virtual environment with all that the other targets need
 
@@ -50,6 +50,10 @@ test: setup model lint typecheck ## Run every check and every test
 
 unit: setup ## Run the tests that need neither Ray nor an engine
 	$(PYTHON) -m pytest -m "not ray" $(ARGS)
+
+test-cluster: setup ## Run the stack and its Pulumi program on a real Kubernetes control plane (needs Go)
+	$(PYTHON) -m tests.cluster.build --out $(BUILD)/cluster
+	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m cluster tests/cluster $(ARGS)
 
 # The key goes by the environment, where no list of processes shows it. MODEL has a default that is no model's id.
 conformance: setup ## Check any server against OpenAI's contract (BASE_URL=, API_KEY=, MODEL=, ARGS=)

@@ -23,7 +23,8 @@ def node_patch(pool: NodePool, node: str, *, field_manager: str) -> dict[str, An
     """What the stack says of a node, by server-side apply; everything else of the node is left alone.
 
     Taints are one list, which has one manager: where somebody else has set taints, the API server refuses this with a
-    conflict that names them, and nothing is changed.
+    conflict, and nothing is changed. Once Kubernetes has tainted a node that was away, its node controller is the
+    manager: the taint of the pool stays when the stack goes.
 
     Args:
         pool: the node's pool.

@@ -1,0 +1,187 @@
+"""The Kubernetes API by plain HTTP: any kind that the server knows, server-side apply, and the server's warnings."""
+
+import json
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx
+
+JsonObject = dict[str, Any]
+_NOT_FOUND: Final = 404
+
+
+class ApiError(Exception):
+    """The API server refused.
+
+    Attributes:
+        status: the HTTP status.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class UnknownKindError(ApiError):
+    """The server has no such kind, e.g. because a custom resource definition is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An object as the server has it, and what it warned of (``Warning`` headers)."""
+
+    body: JsonObject
+    warnings: tuple[str, ...]
+
+
+class KubernetesApi:
+    """Objects of a cluster. Use it as a context manager; safe to use from several threads.
+
+    Args:
+        kubeconfig: with one context whose user has a token.
+    """
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = json.loads(kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        context = ssl.create_default_context(cafile=cluster["certificate-authority"])
+        headers = {"Authorization": f"Bearer {user['token']}"}
+        self._http = httpx.Client(
+            base_url=cluster["server"], headers=headers, verify=context, trust_env=False, timeout=30
+        )
+        self._kinds: dict[tuple[str, str], JsonObject] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._http.close()
+
+    def is_ready(self) -> bool:
+        """Whether the server says so."""
+        return self._http.get("/readyz").is_success
+
+    def find(self, api_version: str, kind: str, name: str, namespace: str = "") -> JsonObject | None:
+        """One object; None when there is none."""
+        try:
+            return self._send("GET", self._path(api_version, kind, name, namespace)).body
+        except UnknownKindError:
+            raise
+        except ApiError as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+
+    def list(self, api_version: str, kind: str, namespace: str = "") -> list[JsonObject]:
+        """All objects of a kind, of one namespace or of all."""
+        items: list[JsonObject] = self._send("GET", self._path(api_version, kind, "", namespace)).body["items"]
+        return items
+
+    def create(self, body: JsonObject, *, dry_run: bool = False) -> Answer:
+        """Makes an object, or only tries every check that the server has for one."""
+        namespace = (body.get("metadata") or {}).get("namespace", "")
+        path = self._path(body["apiVersion"], body["kind"], "", namespace)
+        return self._send("POST", path, {"dryRun": "All"} if dry_run else {}, json=body)
+
+    def apply(self, body: JsonObject, *, field_manager: str, force: bool = False, dry_run: bool = False) -> Answer:
+        """Server-side apply: https://kubernetes.io/docs/reference/using-api/server-side-apply/."""
+        metadata = body["metadata"]
+        path = self._path(body["apiVersion"], body["kind"], metadata["name"], metadata.get("namespace", ""))
+        parameters = {"fieldManager": field_manager, "force": json.dumps(force)} | (
+            {"dryRun": "All"} if dry_run else {}
+        )
+        headers = {"Content-Type": "application/apply-patch+yaml"}
+        return self._send("PATCH", path, parameters, content=json.dumps(body).encode(), headers=headers)
+
+    def patch(self, body: JsonObject, *, field_manager: str, subresource: str = "") -> JsonObject:
+        """A merge patch of the fields in ``body``, as `kubectl edit` makes one."""
+        metadata = body["metadata"]
+        path = self._path(
+            body["apiVersion"], body["kind"], metadata["name"], metadata.get("namespace", ""), subresource
+        )
+        headers = {"Content-Type": "application/merge-patch+json"}
+        content = json.dumps(body).encode()
+        return self._send("PATCH", path, {"fieldManager": field_manager}, content=content, headers=headers).body
+
+    def delete(self, api_version: str, kind: str, name: str, namespace: str = "", *, now: bool = False) -> None:
+        """Deletes an object, with what depends on it; one that is not there is no error."""
+        parameters = {"propagationPolicy": "Background"} | ({"gracePeriodSeconds": "0"} if now else {})
+        try:
+            self._send("DELETE", self._path(api_version, kind, name, namespace), parameters)
+        except UnknownKindError:
+            raise
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+
+    def wait_until_gone(self, api_version: str, kind: str, name: str, namespace: str = "", *, within_s: float) -> None:
+        """Waits for the end of a deletion.
+
+        Raises:
+            TimeoutError: the object is still there; the message says what its deletion waits for.
+        """
+        end = time.monotonic() + within_s
+        while (found := self.find(api_version, kind, name, namespace)) is not None:
+            if time.monotonic() > end:
+                why = found.get("status", {}).get("conditions") or found["metadata"].get("finalizers")
+                raise TimeoutError(f"{kind} {namespace}/{name} is still there after {within_s} s: {why}")
+            time.sleep(0.2)
+
+    def token(self, account: str, namespace: str) -> str:
+        """A token of a service account, as its pods would have it."""
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        path = self._path("v1", "ServiceAccount", account, namespace, "token")
+        return str(self._send("POST", path, json=body).body["status"]["token"])
+
+    def knows(self, api_version: str, kind: str) -> bool:
+        """Whether the server has this kind."""
+        try:
+            self._kind(api_version, kind)
+        except UnknownKindError:
+            return False
+        return True
+
+    def _kind(self, api_version: str, kind: str) -> JsonObject:
+        if (api_version, kind) not in self._kinds:
+            try:
+                resources = self._send("GET", _group_path(api_version)).body["resources"]
+            except ApiError as error:
+                raise UnknownKindError(error.status, f"no such API: {api_version}") from error
+            for each in resources:
+                if "/" not in each["name"]:
+                    self._kinds[api_version, each["kind"]] = each
+        if (api_version, kind) not in self._kinds:
+            raise UnknownKindError(_NOT_FOUND, f"no such kind: {api_version} {kind}")
+        return self._kinds[api_version, kind]
+
+    def _path(self, api_version: str, kind: str, name: str, namespace: str, subresource: str = "") -> str:
+        found = self._kind(api_version, kind)
+        inside = f"/namespaces/{namespace}" if found["namespaced"] and namespace else ""
+        parts = [_group_path(api_version) + inside, found["name"], name, subresource]
+        return "/".join(part for part in parts if part)
+
+    def _send(self, method: str, path: str, parameters: dict[str, str] | None = None, **content: Any) -> Answer:
+        answer = self._http.request(method, path, params=parameters, **content)
+        try:
+            body = answer.json()
+        except ValueError:
+            body = {"message": answer.text}
+        if answer.is_error:
+            raise ApiError(answer.status_code, body.get("message", ""))
+        # The header is `299 - "text"`: https://www.rfc-editor.org/rfc/rfc9111#name-warning
+        warnings = [text.partition('"')[2].rpartition('"')[0] for text in answer.headers.get_list("Warning")]
+        return Answer(body=body, warnings=tuple(warnings))
+
+
+def _group_path(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"

@@ -1,0 +1,95 @@
+"""Builds the programs of the cluster from Go modules, once, into a directory outside of git.
+
+    python -m tests.cluster.build [--out build/cluster]
+
+It needs Go and a module proxy, and no root. Cold it takes about a quarter of an hour on two cores; what is there
+already is not built again, unless the modules have changed.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+DEFAULT_OUTPUT: Final = HERE.parents[1] / "build" / "cluster"
+_PULUMI: Final = "v3.259.0"
+_PULUMI_VERSION: Final = "github.com/pulumi/pulumi/sdk/v3/go/common/version.Version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One program: the module's directory, the package in it, and what the linker is told besides."""
+
+    module: Path
+    package: str
+    linker: str = ""
+
+    def fingerprint(self) -> str:
+        """Changes with anything that the program is built from."""
+        files = [self.module / "go.mod", self.module / "go.sum", *sorted((self.module / "cmd").glob("*/*.go"))]
+        texts = [path.read_bytes() for path in files] + [self.package.encode(), self.linker.encode()]
+        return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+
+_GO: Final = HERE / "go"
+PROGRAMS: Final = {
+    "etcd": Program(module=_GO, package="./cmd/etcd"),
+    **{
+        name: Program(module=_GO, package=f"k8s.io/kubernetes/cmd/{name}")
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+    },
+    "ray-operator": Program(module=_GO, package="github.com/ray-project/kuberay/ray-operator"),
+    "pulumi": Program(
+        module=HERE / "go_pulumi",
+        package="github.com/pulumi/pulumi/pkg/v3/cmd/pulumi",
+        linker=f"-X {_PULUMI_VERSION}={_PULUMI}",
+    ),
+}
+
+
+def build(output: Path, names: Sequence[str] = tuple(PROGRAMS)) -> None:
+    """Builds what is not there yet.
+
+    Args:
+        output: the programs come to its folder ``bin``.
+        names: which of ``PROGRAMS``.
+
+    Raises:
+        subprocess.CalledProcessError: Go says why on standard error.
+    """
+    directory = output / "bin"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        program = PROGRAMS[name]
+        path, mark = directory / name, directory / f".{name}.built"
+        if path.exists() and mark.exists() and mark.read_text() == program.fingerprint():
+            continue
+        sys.stderr.write(f"building {name} from {program.package}\n")
+        command = ["go", "build", "-buildvcs=false", "-ldflags", f"-s -w {program.linker}".strip()]
+        command += ["-o", str(path), program.package]
+        subprocess.run(command, cwd=program.module, env=os.environ | {"CGO_ENABLED": "0"}, check=True)
+        mark.write_text(program.fingerprint())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.build", description="Builds the cluster's programs.")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help="default: build/cluster")
+    try:
+        build(parser.parse_args(arguments).out)
+    except FileNotFoundError:
+        sys.stderr.write("there is no `go` on PATH; the cluster's programs are built with Go 1.26 or newer\n")
+        return 1
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

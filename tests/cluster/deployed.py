@@ -1,0 +1,88 @@
+"""The manifests of ``Pulumi.dev.yaml`` in the cluster, without Pulumi: for tests of what talks to the API server."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from infra.access import RECONCILER
+from infra.manifests import Manifest, manifests
+from infra.render import record_stack
+from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from tests.cluster.api import KubernetesApi
+from tests.cluster.control_plane import ControlPlane
+
+DEV: Final = Path(__file__).parents[2] / "Pulumi.dev.yaml"
+SERVICE: Final = "cloister-acme-dev"
+JOBS: Final = "cloister-acme-dev-jobs"
+MODEL: Final = "demo"
+# In the order in which one needs the other. What makes pods is of no interest here.
+_KINDS: Final = (
+    "Namespace",
+    "PriorityClass",
+    "ResourceQuota",
+    "LimitRange",
+    "ServiceAccount",
+    "Role",
+    "RoleBinding",
+    "NetworkPolicy",
+    "Secret",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployed:
+    """A stack's namespaces with everything in them but pods.
+
+    Attributes:
+        reconciler: a kubeconfig with a token of the reconciler's service account.
+        templates: the RayJob of each model, by the model's id.
+    """
+
+    reconciler: Path
+    templates: dict[str, dict[str, Any]]
+
+
+@contextmanager
+def deployed_stack(cluster: ControlPlane, api: KubernetesApi) -> Iterator[Deployed]:
+    """Makes the stack, and takes it away again."""
+    wanted = manifests(record_stack(DEV))
+    made = [each for kind in _KINDS for each in wanted if each.kind == kind]
+    for each in made:
+        api.create(each.body)
+    token = api.token(RECONCILER, SERVICE)
+    try:
+        yield Deployed(
+            reconciler=cluster.access.kubeconfig(cluster.server, cluster.ca_file, user=RECONCILER, token=token),
+            templates={MODEL: _template(wanted)},
+        )
+    finally:
+        for each in made:
+            if not each.namespace:
+                api.delete(each.body["apiVersion"], each.kind, each.name)
+        for each in made:
+            if each.kind == "Namespace":
+                api.wait_until_gone("v1", "Namespace", each.name, within_s=120)
+
+
+def job_spec(number: int) -> JobSpec:
+    """The spec of a job that never runs."""
+    return JobSpec(
+        job_id=f"batch_{number:032x}-1",
+        batch_id=f"batch_{number:032x}",
+        attempt=1,
+        endpoint="/v1/completions",
+        input_key="files/input",
+        object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
+        database_url="",
+        model=ModelSpec(id=MODEL, source="/models/demo"),
+    )
+
+
+def _template(wanted: tuple[Manifest, ...]) -> dict[str, Any]:
+    holder = next(each for each in wanted if each.kind == "ConfigMap" and each.name == "ray-job-templates")
+    (text,) = holder.body["data"].values()
+    template: dict[str, Any] = json.loads(text)
+    return template

@@ -1,0 +1,113 @@
+"""The KubeRay launcher with the service account that the stack gives it, before a real API server."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from service.adapters.kuberay_launcher import KubeRayLauncher
+from service.adapters.rayjobs_api import RayJobsApi, open_client
+from service.errors import LauncherError
+from service.ports import JobState
+from tests.cluster.api import KubernetesApi
+from tests.cluster.deployed import JOBS, SERVICE, Deployed, job_spec
+
+pytestmark = pytest.mark.cluster
+
+ALLOWED = [("ray.io", "rayjobs", verb, JOBS) for verb in ("create", "get", "list", "watch", "delete")] + [
+    ("", "pods", "list", JOBS)
+]
+FORBIDDEN = [
+    *(("ray.io", "rayjobs", verb, JOBS) for verb in ("update", "patch", "deletecollection")),
+    *(("ray.io", "rayjobs", verb, place) for verb in ("create", "list") for place in (SERVICE, "default", "")),
+    *(("ray.io", "rayclusters", verb, JOBS) for verb in ("create", "get", "delete")),
+    *(("", "pods", verb, JOBS) for verb in ("create", "get", "delete", "watch", "patch")),
+    *(("", f"pods/{sub}", verb, JOBS) for sub in ("exec", "attach", "portforward") for verb in ("create", "get")),
+    ("", "pods/log", "get", JOBS),
+    ("", "pods/ephemeralcontainers", "patch", JOBS),
+    ("", "pods", "list", SERVICE),
+    *(("", "secrets", verb, place) for verb in ("get", "list", "watch", "create") for place in (JOBS, SERVICE, "")),
+    *(("", "configmaps", verb, place) for verb in ("get", "update") for place in (JOBS, SERVICE)),
+    *(("", "serviceaccounts/token", "create", place) for place in (JOBS, SERVICE)),
+    *(("", "namespaces", verb, "") for verb in ("get", "list", "create", "delete")),
+    *(("", "nodes", verb, "") for verb in ("list", "patch")),
+    *(("apps", "deployments", verb, SERVICE) for verb in ("get", "patch", "create")),
+    *(("batch", "jobs", "create", place) for place in (JOBS, SERVICE)),
+    *(("rbac.authorization.k8s.io", kind, "create", JOBS) for kind in ("roles", "rolebindings")),
+    *(("rbac.authorization.k8s.io", "roles", verb, JOBS) for verb in ("escalate", "bind", "update")),
+    ("", "users", "impersonate", ""),
+    ("*", "*", "*", ""),
+    ("*", "*", "*", JOBS),
+]
+
+
+@pytest.fixture
+def rayjobs(deployed: Deployed) -> RayJobsApi:
+    return RayJobsApi(open_client(deployed.reconciler), JOBS)
+
+
+@pytest.fixture
+def launcher(deployed: Deployed, rayjobs: RayJobsApi) -> Iterator[KubeRayLauncher]:
+    with KubeRayLauncher(rayjobs, deployed.templates) as opened:
+        yield opened
+
+
+def until(done: Callable[[], bool], *, within_s: float = 20) -> None:
+    end = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def may(deployed: Deployed, group: str, resource: str, verb: str, namespace: str) -> bool:
+    kind, _, subresource = resource.partition("/")
+    asked: dict[str, Any] = {"group": group, "resource": kind, "subresource": subresource, "verb": verb}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+    with KubernetesApi(deployed.reconciler) as own:
+        answer = own.create({**review, "spec": {"resourceAttributes": asked | {"namespace": namespace}}})
+    return bool(answer.body["status"]["allowed"])
+
+
+def test_the_launcher_may_do_what_it_must(deployed: Deployed) -> None:
+    assert [asked for asked in ALLOWED if not may(deployed, *asked)] == []
+
+
+def test_the_launcher_may_do_nothing_more(deployed: Deployed) -> None:
+    assert [asked for asked in FORBIDDEN if may(deployed, *asked)] == []
+
+
+def test_a_rayjob_is_made_once_however_often_it_is_launched(
+    launcher: KubeRayLauncher, deployed: Deployed, api: KubernetesApi
+) -> None:
+    launcher.launch(job_spec(1))
+    launcher.launch(job_spec(1))
+    with KubeRayLauncher(RayJobsApi(open_client(deployed.reconciler), JOBS), deployed.templates) as after_a_restart:
+        after_a_restart.launch(job_spec(1))
+    made = [each["metadata"]["name"] for each in api.list("ray.io/v1", "RayJob", JOBS)]
+    assert made == ["batch-00000000000000000000000000000001-1"]
+    assert launcher.status(job_spec(1).job_id).state == JobState.PENDING
+
+
+def test_a_change_of_the_status_is_seen_by_the_watch(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
+    launcher.launch(job_spec(2))
+    name = "batch-00000000000000000000000000000002-1"
+    until(lambda: launcher.status(job_spec(2).job_id).state == JobState.PENDING)
+    rayjob = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": name, "namespace": JOBS}}
+    status = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
+    api.patch({**rayjob, "status": status}, field_manager="operator", subresource="status")
+    until(lambda: launcher.status(job_spec(2).job_id).state == JobState.RUNNING)
+
+
+def test_a_stopped_job_is_missing_once_its_rayjob_is_gone(launcher: KubeRayLauncher) -> None:
+    launcher.launch(job_spec(3))
+    launcher.stop(job_spec(3).job_id)
+    # The garbage collector looks every 30 s for kinds that are new in a cluster; before that it ends no deletion.
+    until(lambda: launcher.status(job_spec(3).job_id).state == JobState.MISSING, within_s=90)
+    launcher.stop(job_spec(3).job_id)
+
+
+def test_what_the_launcher_reads_is_of_its_own_namespace(deployed: Deployed, rayjobs: RayJobsApi) -> None:
+    assert rayjobs.waiting_pods() == []
+    with pytest.raises(LauncherError, match="403"):
+        RayJobsApi(open_client(deployed.reconciler), SERVICE).list_all()

@@ -1,0 +1,66 @@
+"""What KubeRay's real operator makes of the stack's RayJobs. Pods are admitted, and never run."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from service.adapters.kuberay_launcher import KubeRayLauncher
+from service.adapters.rayjobs_api import RayJobsApi, open_client
+from service.ports import JobState
+from tests.cluster.api import KubernetesApi
+from tests.cluster.control_plane import ControlPlane, kuberay_operator
+from tests.cluster.deployed import JOBS, Deployed, job_spec
+
+pytestmark = pytest.mark.cluster
+JOB = job_spec(9)
+
+
+@pytest.fixture(scope="module")
+def launcher(cluster: ControlPlane, deployed: Deployed) -> Iterator[KubeRayLauncher]:
+    api = RayJobsApi(open_client(deployed.reconciler), JOBS)
+    with kuberay_operator(cluster), KubeRayLauncher(api, deployed.templates) as opened:
+        opened.launch(JOB)
+        yield opened
+
+
+def eventually(ask: Callable[[], Any], *, within_s: float = 60) -> Any:
+    end = time.monotonic() + within_s
+    while not (found := ask()):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    return found
+
+
+def test_a_rayjob_becomes_a_cluster_whose_head_is_admitted(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
+    pods = eventually(lambda: api.list("v1", "Pod", JOBS))
+    (head,) = (pod for pod in pods if pod["metadata"]["labels"]["ray.io/node-type"] == "head")
+    (variable,) = (each for each in ray_container(head)["env"] if each["name"] == "CLOISTER_JOB_SPEC")
+    assert variable["value"] == JOB.to_json()
+    assert launcher.status(JOB.job_id).state == JobState.PENDING
+
+
+def test_why_the_head_waits_is_told(launcher: KubeRayLauncher) -> None:
+    # The nodes have no labels: the stack's node pools are not there.
+    reason = eventually(lambda: launcher.status(JOB.job_id).message, within_s=30)
+    assert "node" in reason
+
+
+def test_no_object_of_the_operator_was_refused(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
+    assert launcher.status(JOB.job_id).state == JobState.PENDING
+    events = api.list("v1", "Event", JOBS)
+    refused = [each["message"] for each in events if each["type"] == "Warning" and "Failed" in each["reason"]]
+    assert [message for message in refused if "nodes are available" not in message] == []
+
+
+def test_a_stopped_job_takes_its_cluster_and_its_pods_with_it(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
+    launcher.stop(JOB.job_id)
+    eventually(lambda: launcher.status(JOB.job_id).state == JobState.MISSING, within_s=90)
+    assert api.list("ray.io/v1", "RayCluster", JOBS) == []
+    assert api.list("v1", "Pod", JOBS) == []
+
+
+def ray_container(pod: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any] = pod["spec"]["containers"][0]
+    return container
