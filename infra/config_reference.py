@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from infra.config_schema import SECRET_KEYS, StackFile, kinds, sections_of, unit_of
 from infra.config_sections import Section
+from infra.generated_page import write_or_check
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -126,13 +127,7 @@ def _example(field: FieldInfo) -> str:
 
 def main(arguments: list[str]) -> int:
     """Writes the page; with ``--check`` tells whether it is the one that is there, by the exit status."""
-    if "--check" not in arguments:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    sys.stderr.write("docs/configuration.md is not what the schema says: run `python -m infra.config_reference`\n")
-    return 1
+    return write_or_check(PAGE, page(), arguments, module="infra.config_reference")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from infra.generated_page import write_or_check
 from infra.naming import StackNames
 from infra.network import Database, NetworkArgs, ObjectStore, flows
 from infra.network_peers import Flow, Networks, Peer, Pods
@@ -119,13 +120,7 @@ def _ports(flow: Flow) -> str:
 
 def main(arguments: list[str]) -> int:
     """Writes the page; with ``--check`` tells whether it is the one that is there, by the exit status."""
-    if "--check" not in arguments:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    sys.stderr.write("docs/network.md is not what infra/network.py says: run `python -m infra.network_drawing`\n")
-    return 1
+    return write_or_check(PAGE, page(), arguments, module="infra.network_drawing")
 
 
 if __name__ == "__main__":

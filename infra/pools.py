@@ -81,8 +81,8 @@ class LaneVersions:
     vllm_range: VersionRange
 
 
-# vLLM's wheels have had no code for sm_70, the V100, since 0.19.1; CUDA 13 has none either. Before Ray
-# 2.53 KubeRay's probes run wget, which the image has not.
+# After 0.19.1 vLLM's wheels have no code for sm_70, the V100; CUDA 13 has none either. Before Ray 2.53 KubeRay's
+# probes run wget, which the image has not.
 LANES: Final[dict[Accelerator, LaneVersions]] = {
     "cpu": LaneVersions(
         ray="2.60.0",
