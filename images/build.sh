@@ -7,6 +7,8 @@
 # BUILD_BASE   the base of the build stage by digest; BASE by default
 # REPOSITORY   what the images' names start with, e.g. registry.example/cloister
 # PUSH         anything: push, and print each image's digest, which is what a stack file takes
+# OPTIONS      more options of the engine's build, in words, e.g. --volume $HOME/.cache/uv:/root/.cache/uv: what uv has
+#              downloaded once is not downloaded again
 # ENGINE       buildah, podman or docker; the first that is there by default
 set -eu
 cd "$(dirname "$0")/.."
@@ -37,7 +39,8 @@ for lane in "$@"; do
   by_digest BUILD_BASE "$build_base"
 
   image=$repository/$lane:$tag
-  "$engine" build --file "$file" --tag "$image" --build-arg "BASE=$base" --build-arg "BUILD_BASE=$build_base" \
+  # shellcheck disable=SC2086 - words
+  "$engine" build ${OPTIONS:-} --file "$file" --tag "$image" --build-arg "BASE=$base" --build-arg "BUILD_BASE=$build_base" \
     --build-arg "VERSION=$version" --build-arg "REVISION=$revision" --build-arg "CREATED=$created" .
   if [ -z "${PUSH:-}" ]; then
     echo "$image is built; with PUSH=1 it is pushed, and has a digest"

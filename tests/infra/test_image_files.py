@@ -28,23 +28,26 @@ def parse(text: str) -> list[Instruction]:
 
 def problems(instructions: list[Instruction], *, compiler: bool = False) -> set[str]:
     """What is wrong with a Containerfile of ours."""
-    bases = [rest.split()[0] for word, rest in instructions if word == "FROM"]
-    last = [rest for word, rest in instructions if word == "FROM"][-1]
-    final = instructions[instructions.index(("FROM", last)) + 1 :]
+    stages = [rest.split() for word, rest in instructions if word == "FROM"]
+    bases, names = [stage[0] for stage in stages], {stage[-1] for stage in stages if "AS" in stage}
+    first = next((number for number, (_, rest) in enumerate(instructions) if rest.split()[:1] == ["${BASE}"]), 0)
+    # What the image consists of; the stages before are thrown away.
+    final = instructions[first + 1 :]
     runs = " ".join(rest for word, rest in final if word == "RUN")
+    copied = {rest.split()[1] for word, rest in final if word == "COPY"}
     labels = " ".join(rest for word, rest in final if word == "LABEL")
     wanted = ("title", "description", "licenses", "version", "revision", "created", "base.name")
     found = {
-        "a base that is no argument": any(base not in {"${BASE}", "${BUILD_BASE}"} for base in bases),
+        "a base that is no argument": any(base not in {"${BASE}", "${BUILD_BASE}"} | names for base in bases),
         "a default base": any(word == "ARG" and rest.startswith("BASE=") for word, rest in instructions),
-        "one stage only": len(bases) < len(("build", "final")),
+        "packages and sources are in one layer": bases[-1] != "packages",
         "may run as root": [rest for word, rest in instructions if word == "USER"][-1:] != ["10001:10001"],
         "a label is missing": any(f"org.opencontainers.image.{label}=" not in labels for label in wanted),
         "something is downloaded by ADD": any(word == "ADD" for word, _ in instructions),
         "something is installed in the final stage": bool(re.search(r"\b(apt|apt-get|apk|dnf|pip|uv)\b", runs)),
         "compilers are not refused": not compiler and "for tool in cc gcc g++ clang" not in runs,
         "bytecode is not compiled": not any("--compile-bytecode" in rest for _, rest in instructions),
-        "a cache is left": any("pip install" in rest and "--no-cache" not in rest for _, rest in instructions),
+        "more than packages and sources is copied": not copied <= {"/opt/cloister", "/sources"},
         "a tag that moves": any(":latest" in rest for _, rest in instructions),
     }
     return {problem for problem, true in found.items() if true}
@@ -68,6 +71,7 @@ def test_a_containerfile_keeps_the_rules(lane: str) -> None:
     ("old", "new", "problem"),
     [
         ("FROM ${BASE}", "FROM python:3.11", "a base that is no argument"),
+        ("FROM ${BUILD_BASE}", "FROM python:3.11", "a base that is no argument"),
         ("ARG BASE", "ARG BASE=python:latest", "a default base"),
         ("USER 10001:10001", "", "may run as root"),
         ("USER 10001:10001", "USER 10001:10001\nUSER 0", "may run as root"),
@@ -76,7 +80,8 @@ def test_a_containerfile_keeps_the_rules(lane: str) -> None:
         ("WORKDIR /tmp", "RUN apt-get install gcc", "something is installed in the final stage"),
         ("for tool in", "for nothing in", "compilers are not refused"),
         ("--compile-bytecode", "", "bytecode is not compiled"),
-        ("--no-cache", "", "a cache is left"),
+        ("FROM packages", "", "packages and sources are in one layer"),
+        ("--from=build /opt/cloister", "--from=build /", "more than packages and sources is copied"),
         ("CMD [", "CMD [:latest", "a tag that moves"),
     ],
 )
@@ -195,17 +200,26 @@ def test_a_build_that_cannot_start_says_what_to_do(environment: dict[str, str], 
     assert message in done.stderr
 
 
-def test_a_build_hands_the_base_and_the_revision_to_the_engine(tmp_path: Path) -> None:
-    engine = tmp_path / "engine"
+def handed(directory: Path, base: str, **settings: str) -> str:
+    """What the engine is told for all lanes, a line for each word."""
+    engine = directory / "engine"
     engine.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     engine.chmod(0o755)
+    environment = {"PATH": f"{directory}:{os.environ['PATH']}", "ENGINE": "engine", "BASE": base} | settings
+    command = [str(IMAGES / "build.sh"), *LANES]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_build_hands_the_base_and_the_revision_to_the_engine(tmp_path: Path) -> None:
     base = "registry.example/python@sha256:" + "0" * 64
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ENGINE": "engine", "BASE": base}
 
-    done = subprocess.run(
-        [str(IMAGES / "build.sh"), *LANES], env=environment, capture_output=True, text=True, check=True
-    )
+    told = handed(tmp_path, base)
 
-    assert done.stdout.count(f"BASE={base}") == 2 * len(LANES)
-    revisions = re.findall(r"REVISION=([0-9a-f]{40})$", done.stdout, flags=re.MULTILINE)
-    assert len(revisions) == len(LANES)
+    assert told.count(f"BASE={base}") == 2 * len(LANES)
+    assert len(re.findall(r"REVISION=([0-9a-f]{40})$", told, flags=re.MULTILINE)) == len(LANES)
+
+
+def test_a_build_hands_more_options_to_the_engine_as_words(tmp_path: Path) -> None:
+    told = handed(tmp_path, "python@sha256:" + "0" * 64, OPTIONS="--network host")
+
+    assert told.count("--network\nhost\n") == len(LANES)
