@@ -17,6 +17,7 @@ class StackOutputs:
         jobs_namespace: the Ray clusters of batches.
         first_key: the command that makes an API key and shows it once.
         reach_api: the command that reaches the API from this machine without an ingress.
+        doctor: the command that checks cluster and stack from this machine, and inside of the stack's pods.
         dashboards: commands that open Ray's dashboard of a running batch, and metrics.
         next_commands: what to look at first, in this order.
         models: the ids that requests use.
@@ -28,6 +29,7 @@ class StackOutputs:
     jobs_namespace: str
     first_key: str
     reach_api: str
+    doctor: str
     dashboards: Mapping[str, str]
     next_commands: Sequence[str]
     models: Sequence[str]
@@ -67,6 +69,7 @@ def stack_outputs(
         jobs_namespace=names.jobs_namespace,
         first_key=f"{service} exec deploy/api -- cloister keys create first",
         reach_api=reach_api,
+        doctor=f"cloister doctor --context {context} --namespace {names.service_namespace}",
         dashboards={
             "ray": f"{jobs} port-forward $({jobs} get pods --selector ray.io/node-type=head --output name | head -n 1) "
             "8265:8265, then http://127.0.0.1:8265",

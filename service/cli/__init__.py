@@ -9,6 +9,7 @@ import typer
 from service.cli import keys, projects, webhooks
 from service.cli.audit import audit
 from service.cli.cancel import cancel
+from service.cli.doctor import doctor
 from service.cli.exits import EPILOG, CommandError, ExitCode
 from service.cli.local import local
 from service.cli.results import results
@@ -26,6 +27,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(projects.app, name="projects")
 app.add_typer(webhooks.app, name="webhooks")
 app.command()(audit)
+app.command()(doctor)
 
 
 @app.command()

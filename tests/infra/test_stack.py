@@ -82,6 +82,7 @@ def test_the_outputs_tell_where_the_api_is_and_what_to_run_next() -> None:
     assert outputs["first_key"] == (
         "kubectl --context factory --namespace cloister-acme-prod exec deploy/api -- cloister keys create first"
     )
+    assert outputs["doctor"] == "cloister doctor --context factory --namespace cloister-acme-prod"
     assert outputs["models"] == ["qwen2.5-32b", "llama-3.1-8b"]
     assert preview("dev").outputs["api_address"] == "http://api.cloister-acme-dev.svc:80/v1"
 
