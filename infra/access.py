@@ -1,8 +1,8 @@
 """Who may ask the Kubernetes API for what: the service accounts of the stack, and the one role that there is.
 
 The reconciler runs batches as RayJobs, and that is all that it can do. API, migrations and the pods of jobs have
-accounts without a token. Nothing has a cluster role. What a Ray cluster's autoscaler may do is given by KubeRay's
-operator to that cluster alone.
+accounts without a token. Nothing has a cluster role. KubeRay's operator gives each Ray cluster's autoscaler an account
+with a role of its own, which reads and patches pods and Ray clusters of the namespace of jobs.
 """
 
 from dataclasses import dataclass

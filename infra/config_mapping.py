@@ -3,9 +3,9 @@
 from typing import Any
 from urllib.parse import urlsplit
 
-from infra.config_sections import CpuPool, GpuPool, Images, NodePools, ObjectStoreWeights, VolumeWeights
+from infra.config_sections import CpuPool, GpuPool, Images, NodePools, ObjectStoreWeights, SystemPool, VolumeWeights
 from infra.images import ImageReference
-from infra.pools import LANES, NodePool, PoolName, RayImage
+from infra.pools import LANES, POOLS, NodePool, PoolName, RayImage
 from infra.weights import ImageWeights, Weights
 from infra.weights import ObjectStoreWeights as CopiedWeights
 from infra.weights import VolumeWeights as MountedWeights
@@ -16,12 +16,13 @@ _PORTS = {"http": 80, "https": 443}
 
 def node_pools(section: NodePools) -> dict[PoolName, NodePool]:
     """The pools that the stack file names."""
-    pools: dict[PoolName, NodePool] = {"system": NodePool(name="system", nodes=tuple(section.system.nodes))}
-    for name in ACCELERATORS:
-        pool: CpuPool | GpuPool | None = getattr(section, name)
+    pools: dict[PoolName, NodePool] = {}
+    for name in POOLS:
+        pool: SystemPool | CpuPool | GpuPool | None = getattr(section, name)
         if pool is not None:
-            fields: dict[str, Any] = pool.model_dump(exclude={"nodes"})
-            pools[name] = NodePool(name=name, nodes=tuple(pool.nodes), **fields)
+            fields: dict[str, Any] = pool.model_dump(exclude={"nodes", "max_nodes"})
+            nodes, max_nodes = tuple(pool.nodes or ()), pool.max_nodes or 0
+            pools[name] = NodePool(name=name, nodes=nodes, max_nodes=max_nodes, **fields)
     return pools
 
 

@@ -11,10 +11,8 @@ from infra.config_sections import (
     Api,
     BundledObjectStore,
     CloudNativePgDatabase,
-    CpuPool,
     DevicePlugin,
     ExternalDatabase,
-    GpuPool,
     Images,
     KubeRay,
     Kubernetes,
@@ -146,17 +144,18 @@ def _endpoints(catalogue: Catalogue, network: Network) -> Problems:
 @_rule("node_pools", "device_plugin")
 def _nodes(pools: NodePools, device_plugin: DevicePlugin) -> Problems:
     seen: dict[str, str] = {}
-    for name in ("system", *_pools(pools)):
-        for node in getattr(pools, name).nodes:
+    for name, pool in node_pools(pools).items():
+        if bool(pool.nodes) == bool(pool.max_nodes):
+            yield (
+                f"node_pools.{name}.nodes: must be there, or max_nodes, and not both; name the nodes that the cluster "
+                "has, or say how many an autoscaler makes at most"
+            )
+        for node in pool.nodes:
             if node in seen:
                 yield f"node_pools.{name}.nodes: {node} is in node_pools.{seen[node]} too; a node belongs to one pool"
             seen.setdefault(node, name)
-    if device_plugin.install and not _gpu_pools(pools):
+    if device_plugin.install and not (pools.v100 or pools.a10g):
         yield "device_plugin.install: there is no GPU pool; add node_pools.v100 or node_pools.a10g, or say false"
-
-
-def _gpu_pools(pools: NodePools) -> list[GpuPool]:
-    return [pool for pool in (pools.v100, pools.a10g) if pool]
 
 
 @_rule("database", "object_store")
@@ -201,11 +200,11 @@ def _ways_in(api: Api) -> Problems:
 
 @_rule("limits", "node_pools")
 def _limits(limits: Limits, pools: NodePools) -> Problems:
-    job_pools: list[CpuPool | GpuPool] = [pools.cpu, *_gpu_pools(pools)]
+    job_pools = [pool for pool in node_pools(pools).values() if pool.name != "system"]
     there = {
-        "job_cpus": sum(len(pool.nodes) * pool.cpus for pool in job_pools),
-        "job_memory_gib": sum(len(pool.nodes) * pool.memory_gib for pool in job_pools),
-        "job_gpus": sum(len(pool.nodes) * pool.gpus_per_node for pool in _gpu_pools(pools)),
+        "job_cpus": sum(pool.node_count * pool.cpus for pool in job_pools),
+        "job_memory_gib": sum(pool.node_count * pool.memory_gib for pool in job_pools),
+        "job_gpus": sum(pool.node_count * pool.gpus_per_node for pool in job_pools),
     }
     for name, most in there.items():
         if (limit := getattr(limits, name)) is not None and limit > most:

@@ -96,16 +96,29 @@ class Images(Section):
     pull_secret: PullSecret | None = key("the account that pulls images; without it none is needed", {}, default=None)
 
 
+def _max_nodes(example: int) -> Any:
+    return key(
+        "the most nodes that an autoscaler or a managed node group makes; that gives them the pool's label and taint",
+        example,
+        default=None,
+        unit="nodes",
+    )
+
+
 class SystemPool(Section):
     """The nodes of API, reconciler, operator, database and object store."""
 
-    nodes: Nodes = key("the nodes' names, as `kubectl get nodes` shows them", ["sys-1", "sys-2"])
+    nodes: Nodes | None = key(
+        "the nodes' names, as `kubectl get nodes` shows them; this or `max_nodes`", ["sys-1", "sys-2"], default=None
+    )
+    max_nodes: Count | None = _max_nodes(3)
 
 
 class CpuPool(Section):
     """The nodes of Ray heads and of the CPU stages, and of models on CPUs."""
 
-    nodes: Nodes = key("the nodes' names", ["cpu-1", "cpu-2"])
+    nodes: Nodes | None = key("the nodes' names; this or `max_nodes`", ["cpu-1", "cpu-2"], default=None)
+    max_nodes: Count | None = _max_nodes(4)
     cpus: Count = key("of one node: its Allocatable, less what DaemonSets request there", 16, unit="CPUs")
     memory_gib: Count = key("of one node: its Allocatable, less what DaemonSets request there", 60, unit="GiB")
     max_workers: Count = key("the most CPU workers of one job", 4, default=2, unit="pods")
@@ -114,7 +127,8 @@ class CpuPool(Section):
 class GpuPool(Section):
     """The nodes of one kind of GPU. Each worker of a model gets one model's GPUs of one node."""
 
-    nodes: Nodes = key("the nodes' names", ["v100-1", "v100-2"])
+    nodes: Nodes | None = key("the nodes' names; this or `max_nodes`", ["v100-1", "v100-2"], default=None)
+    max_nodes: Count | None = _max_nodes(8)
     gpus_per_node: Count = key("the GPUs of one node", 4, unit="GPUs")
     gpu_memory_gib: Count = key("the memory of one GPU", 32, unit="GiB")
     cpus: Count = key("of one node: its Allocatable, less what DaemonSets request there", 32, unit="CPUs")
@@ -341,9 +355,16 @@ class Jobs(Section):
         "the longest that one attempt runs before it is stopped", 24, default=24, unit="hours"
     )
     start_limit_s: Annotated[int, Field(ge=60)] = key(
-        "how long head and first worker may take to start, with the pull of the image",
+        "how long head and first worker may take to start, with the pull of the image, and how long a batch waits "
+        "where none of the `nodes` of its GPU pool is there",
         3600,
         default=1800,
+        unit="seconds",
+    )
+    stuck_limit_s: Annotated[int, Field(ge=10)] = key(
+        "how long a pod may be unable to start for want of an image or a Secret before its batch fails",
+        600,
+        default=300,
         unit="seconds",
     )
     idle_timeout_s: Count = key("how long a worker without work is kept", 120, default=60, unit="seconds")

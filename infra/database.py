@@ -129,7 +129,7 @@ class BundledDatabaseArgs:
     keep_data: bool = True
     owner_password: pulumi.Input[str]
     job_password: pulumi.Input[str]
-    cpu: str = "500m"
+    cpu: str = "250m"
     memory: str = "1Gi"
     uid: int = 999
     pull_secret: str = ""

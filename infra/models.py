@@ -24,7 +24,6 @@ OVERHEAD_GIB: Final = 2.0
 CACHE_SHARE: Final = 0.1
 SPLIT_FACTOR: Final = 1.1
 DEFAULT_UTILIZATION: Final = 0.9
-MIN_CPUS: Final = 2
 MIN_MEMORY_GIB: Final = 8
 
 _V100_DTYPES: Final = ("float16", "half", "float32", "float")
@@ -62,9 +61,11 @@ def image_problems(images: Mapping[Accelerator, RayImage]) -> list[str]:
 
 
 def _cpu_pool_problems(pool: NodePool) -> Iterator[str]:
-    for key, value, least in (("cpus", pool.cpus, MIN_CPUS), ("memory_gib", pool.memory_gib, MIN_MEMORY_GIB)):
-        if value < least:
-            yield f"node_pools.cpu.{key}: must be at least {least}: a Ray head and a worker share a node, not {value}"
+    if pool.memory_gib < MIN_MEMORY_GIB:
+        yield (
+            f"node_pools.cpu.memory_gib: must be at least {MIN_MEMORY_GIB}: a Ray head and a worker share a node, not "
+            f"{pool.memory_gib}"
+        )
 
 
 def _model_problems(model: CatalogueModel, pool: NodePool, weights: Weights) -> Iterator[str]:
@@ -159,8 +160,8 @@ def _concurrency_problems(model: ModelSpec, pool: NodePool) -> Iterator[str]:
             f"concurrency: {model.concurrency} engines are {workers} workers, and node_pools.{pool.name}.max_workers "
             f"is {pool.max_workers}; lower the one or raise the other"
         )
-    there = len(pool.nodes) * pool.gpus_per_node
-    if pool.nodes and there and model.concurrency * engine_gpus(model) > there:
+    there = pool.node_count * pool.gpus_per_node
+    if there and model.concurrency * engine_gpus(model) > there:
         yield (
             f"concurrency: {model.concurrency} engines take {model.concurrency * engine_gpus(model)} GPUs, and the "
             f"nodes of node_pools.{pool.name} have {there}; lower it or add nodes"

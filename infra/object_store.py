@@ -174,7 +174,7 @@ class BundledObjectStoreArgs:
     keep_data: bool = True
     secret_access_key: pulumi.Input[str]
     weights_prefix: str = "models"
-    cpu: str = "500m"
+    cpu: str = "250m"
     memory: str = "1Gi"
     pull_secret: str = ""
     placement: Mapping[str, Any] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from ray_job.contract.job_spec import Accelerator
 
 PoolName = Literal["system", "cpu", "v100", "a10g"]
+POOLS: Final[tuple[PoolName, ...]] = ("system", "cpu", "v100", "a10g")
 GPU_POOLS: Final[tuple[PoolName, ...]] = ("v100", "a10g")
 
 POOL_LABEL: Final = "cloister.dev/pool"
@@ -22,6 +23,7 @@ class NodePool:
     Attributes:
         name: ``system``, ``cpu`` or an accelerator.
         nodes: the nodes' names, which get the pool's label, and the taint of GPU nodes, where the stack manages them.
+        max_nodes: the most nodes of a pool whose nodes come and go without names here; 0 for one of named nodes.
         cpus: CPUs of one node that pods can have; 0 where no job runs (``system``).
         memory_gib: memory of one node that pods can have, in GiB.
         gpus_per_node: GPUs of one node.
@@ -31,11 +33,17 @@ class NodePool:
 
     name: PoolName
     nodes: tuple[str, ...] = ()
+    max_nodes: int = 0
     cpus: int = 0
     memory_gib: int = 0
     gpus_per_node: int = 0
     gpu_memory_gib: int = 0
     max_workers: int = 2
+
+    @property
+    def node_count(self) -> int:
+        """The most nodes that there are at the same time."""
+        return self.max_nodes or len(self.nodes)
 
     @property
     def memory_mib(self) -> int:

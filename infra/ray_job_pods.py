@@ -24,7 +24,11 @@ _HTTP_LANE_DIRECTORY: Final = "/run/cloister/http-lane"
 _SHARED_MEMORY: Final = "shared-memory"
 _API_TOKEN: Final = "autoscaler-token"  # noqa: S105 - a name
 _API_TOKEN_DIRECTORY: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where Ray looks
-_SECONDS_TO_LEAVE: Final = 30
+# KubeRay starts Ray below a shell, which passes no signal on: a longer time would only hold the node's GPUs.
+_SECONDS_TO_LEAVE: Final = 5
+# A job that runs is not moved to make a cluster smaller: its engine would start again elsewhere. The words of Karpenter
+# and of the Cluster Autoscaler.
+_STAY: Final = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 # Nothing is reported to anybody, and nothing is fetched from a hub.
 QUIET: Final = {
@@ -118,7 +122,7 @@ def _pod(
     database: bool,
 ) -> dict[str, Any]:
     return {
-        "metadata": {"labels": pod_labels(args.names)},
+        "metadata": {"labels": pod_labels(args.names), "annotations": dict(_STAY)},
         "spec": {
             **placement(pool),
             # Autoscaler v2 takes a pod that starts again for a new one.

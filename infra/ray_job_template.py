@@ -30,6 +30,8 @@ from ray_job.contract.rayjobs import (
     FINGERPRINT_ANNOTATION,
     GROUP,
     MODEL_ANNOTATION,
+    NODE_LIMIT_ANNOTATION,
+    STUCK_LIMIT_ANNOTATION,
     VERSION,
     model_fingerprint,
     template_key,
@@ -50,13 +52,16 @@ class JobTimes:
     Attributes:
         deadline_s: the longest that one attempt runs; the service ends a batch at its own deadline, this holds where
             the service is not there to do so.
-        start_limit_s: until the head and one CPU worker are ready, with the pull of a large image in it.
+        start_limit_s: until the head and one CPU worker are ready, with the pull of a large image in it; and for how
+            long a GPU pool whose nodes have names may have none of them.
+        stuck_limit_s: how long a pod may wait for what waiting does not bring before the service gives the batch up.
         idle_timeout_s: how long a worker without work is kept.
         keep_finished_s: how long a finished RayJob can be looked at; at least five minutes.
     """
 
     deadline_s: int = 24 * 3_600
     start_limit_s: int = 1_800
+    stuck_limit_s: int = 300
     idle_timeout_s: int = 60
     keep_finished_s: int = 600
 
@@ -111,6 +116,7 @@ def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
             "annotations": {
                 MODEL_ANNOTATION: model.id,
                 FINGERPRINT_ANNOTATION: model_fingerprint(model.spec),
+                STUCK_LIMIT_ANNOTATION: str(times.stuck_limit_s),
             },
         },
         "spec": {
@@ -152,21 +158,28 @@ def _cluster(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
         has_database_ca=args.has_database_ca,
     )
 
-    def weights(*, whole: bool) -> WeightsParts:
-        return weights_parts(args.weights, model, image.reference, whole=whole)
+    def weights(size: PodSize, *, whole: bool) -> WeightsParts:
+        return weights_parts(args.weights, model, image.reference, size, whole=whole)
 
     has_gpus = engine_gpus(spec) > 0
     head = head_size(cpu_pool)
     workers = cpu_workers(spec, cpu_pool)
     cpu_pod = worker_pod(
-        pod_args, workers.pod, "cpu", weights=weights(whole=not has_gpus), environment=_cpu_engine(model, workers.pod)
+        pod_args,
+        workers.pod,
+        "cpu",
+        weights=weights(workers.pod, whole=not has_gpus),
+        environment=_cpu_engine(model, workers.pod),
     )
     if spec.lane == "http":
         cpu_pod = with_http_lane_key(cpu_pod)
     groups = [_group("cpu", workers, cpu_pod, times)]
     if has_gpus:
-        engines = gpu_workers(spec, args.pools[spec.accelerator])
-        gpu_pod = worker_pod(pod_args, engines.pod, spec.accelerator, weights=weights(whole=True))
+        gpu_pool = args.pools[spec.accelerator]
+        engines = gpu_workers(spec, gpu_pool)
+        gpu_pod = worker_pod(pod_args, engines.pod, spec.accelerator, weights=weights(engines.pod, whole=True))
+        if gpu_pool.nodes:
+            gpu_pod["metadata"]["annotations"][NODE_LIMIT_ANNOTATION] = str(times.start_limit_s)
         groups.append(_group(spec.accelerator, engines, gpu_pod, times))
     return {
         "rayVersion": image.ray,
@@ -177,7 +190,7 @@ def _cluster(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
             "serviceType": "ClusterIP",
             # KubeRay asks the dashboard's port how the job goes; a network policy lets nobody else.
             "rayStartParams": {**_start_params(head), "dashboard-host": "0.0.0.0"},  # noqa: S104
-            "template": head_pod(pod_args, head, weights(whole=False)),
+            "template": head_pod(pod_args, head, weights(head, whole=False)),
         },
         "workerGroupSpecs": groups,
     }

@@ -86,7 +86,7 @@ def api_pod(settings: ServiceSettings) -> dict[str, Any]:
         command=["python", "-m", "service.api"],
         environment=_service_environment(settings) | {"CLOISTER_PORT": str(API_PORT)},
         directories={MODELS: _MODELS_DIRECTORY},
-        resources=resources(cpu="500m", cpu_limit="2", memory="1Gi", ephemeral_storage=_DISK),
+        resources=resources(cpu="250m", cpu_limit="2", memory="1Gi", ephemeral_storage=_DISK),
         more=_served(API_PORT),
         tmp=_SPOOL,
     )
@@ -106,7 +106,8 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
         command=["python", "-m", "service.reconciler"],
         environment=environment,
         directories={MODELS: _MODELS_DIRECTORY, TEMPLATES: _TEMPLATES_DIRECTORY},
-        resources=resources(cpu="500m", cpu_limit="2", memory="1Gi", ephemeral_storage=_DISK),
+        # It waits most of the time. A system node of two CPUs holds the whole service, also while it is rolled.
+        resources=resources(cpu="100m", cpu_limit="2", memory="1Gi", ephemeral_storage=_DISK),
         more=_served(RECONCILER_PORT),
         tmp=_SPOOL,
     )
@@ -124,6 +125,8 @@ def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
         resources=resources(cpu="100m", cpu_limit="1", memory="256Mi", ephemeral_storage="256Mi"),
     )
     template = _template(settings, part, object_store=False)
+    # What is served has no part in it: another model would be another Job, and everything would wait for that.
+    template["metadata"].pop("annotations")
     template["spec"]["restartPolicy"] = "OnFailure"
     return template
 

@@ -165,9 +165,9 @@ def job_quota(config: StackConfig) -> JobQuota:
     """What all jobs of the stack may hold at the same time: its limits, or all that its pools have."""
     limits = config.file.limits
     pools = [pool for name, pool in node_pools(config.file.node_pools).items() if name != "system"]
-    cpus = sum(pool.cpus * len(pool.nodes) for pool in pools)
-    memory_gib = sum(pool.memory_gib * len(pool.nodes) for pool in pools)
-    gpus = sum(pool.gpus_per_node * len(pool.nodes) for pool in pools)
+    cpus = sum(pool.cpus * pool.node_count for pool in pools)
+    memory_gib = sum(pool.memory_gib * pool.node_count for pool in pools)
+    gpus = sum(pool.gpus_per_node * pool.node_count for pool in pools)
     return JobQuota(
         cpus=limits.job_cpus or cpus,
         memory_gib=limits.job_memory_gib or memory_gib,

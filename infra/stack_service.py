@@ -33,6 +33,7 @@ def ray_job_files(config: StackConfig, store: ObjectStoreConnection, *, priority
     times = JobTimes(
         deadline_s=file.jobs.deadline_h * 3600,
         start_limit_s=file.jobs.start_limit_s,
+        stuck_limit_s=file.jobs.stuck_limit_s,
         idle_timeout_s=file.jobs.idle_timeout_s,
         keep_finished_s=file.jobs.keep_finished_s,
     )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from infra import credentials
 from infra.pod_security import container_security_context, resources, temporary_volume
+from infra.ray_job_sizes import PodSize
 from ray_job.contract.job_spec import ObjectStoreLocation
 from ray_job.contract.weights import WEIGHTS_VARIABLE, WeightsCopy
 from service.model_catalogue import CatalogueModel
@@ -18,6 +19,9 @@ DIRECTORY: Final = "/models"
 _VOLUME: Final = "weights"
 # Beside the weights there are a tokenizer and configuration.
 _ROOM: Final = 1.1
+# What copying from a fast network uses.
+_COPY_CPU_M: Final = 1_000
+_COPY_MIB: Final = 2_048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +67,14 @@ class WeightsParts:
     disk_gib: int = 0
 
 
-def weights_parts(weights: Weights, model: CatalogueModel, image: str, *, whole: bool) -> WeightsParts:
+def weights_parts(weights: Weights, model: CatalogueModel, image: str, size: PodSize, *, whole: bool) -> WeightsParts:
     """How a pod gets a model's directory.
 
     Args:
         weights: where it is.
         model: the model.
         image: the pod's own, which has the program that copies.
+        size: of the pod, which copying does not make larger.
         whole: with the weights themselves; without them a pod renders and tokenizes only.
     """
     if model.spec.lane == "http" or isinstance(weights, ImageWeights):
@@ -84,7 +89,7 @@ def weights_parts(weights: Weights, model: CatalogueModel, image: str, *, whole:
     return WeightsParts(
         volumes=(temporary_volume(_VOLUME, size=f"{disk_gib}Gi"),),
         mounts=mounts,
-        init_containers=(_copy(weights, model, image, whole=whole, disk_gib=disk_gib),),
+        init_containers=(_copy(weights, model, image, size, whole=whole, disk_gib=disk_gib),),
         disk_gib=disk_gib,
     )
 
@@ -94,7 +99,7 @@ def _disk_gib(weights: ObjectStoreWeights, model: CatalogueModel) -> int:
 
 
 def _copy(
-    weights: ObjectStoreWeights, model: CatalogueModel, image: str, *, whole: bool, disk_gib: int
+    weights: ObjectStoreWeights, model: CatalogueModel, image: str, size: PodSize, *, whole: bool, disk_gib: int
 ) -> dict[str, Any]:
     below = PurePosixPath(model.spec.source).relative_to(DIRECTORY)
     copy = WeightsCopy(
@@ -113,7 +118,11 @@ def _copy(
         "image": image,
         "command": ["python", "-m", "ray_job.weights"],
         "env": [{"name": name, "value": value} for name, value in environment.items()],
-        "resources": resources(cpu="1", memory="2Gi", ephemeral_storage=f"{disk_gib + 1}Gi"),
+        "resources": resources(
+            cpu=f"{min(_COPY_CPU_M, size.cpu_m)}m",
+            memory=f"{min(_COPY_MIB, size.memory_mib)}Mi",
+            ephemeral_storage=f"{disk_gib + 1}Gi",
+        ),
         "securityContext": container_security_context(),
         "volumeMounts": [
             {"name": _VOLUME, "mountPath": DIRECTORY},

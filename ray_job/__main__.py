@@ -2,7 +2,9 @@
 
 import logging
 import os
+import re
 import sys
+from typing import Final
 
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, JobSpecError
 from ray_job.contract.parts import PartError
@@ -13,6 +15,8 @@ logger = logging.getLogger("ray_job")
 
 EXIT_FAILED = 1
 EXIT_SUPERSEDED = 3
+# How an error of ours stands in the traceback of another process.
+_OURS: Final = re.compile(r"^ray_job\.errors\.\w+: (.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def connect_to_ray() -> None:
@@ -36,7 +40,9 @@ def job_error_in(error: BaseException) -> JobError | PartError | None:
         if isinstance(found, JobError | PartError):
             return found
         found = getattr(found, "cause", None) or found.__cause__ or found.__context__
-    return None
+    # Of an error in a worker Ray brings home what it was caused by as text only.
+    told = _OURS.findall(str(error))
+    return JobError(told[-1].strip()) if told else None
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from ray_job.contract.job_spec import JobSpec, ObjectStoreLocation
+from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +61,22 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job's state and, where it failed, the reason in words."""
+    """A job's state and, where it failed or waits, the reason in words.
+
+    ``is_stuck``: it waits for what waiting does not bring, such as an image that is not there.
+    """
 
     state: JobState
     message: str = ""
+    is_stuck: bool = False
 
 
 class Launcher(Protocol):
     """Runs ``ray_job`` with a job spec. Every method raises ``LauncherError`` when Ray cannot be reached."""
+
+    def refusal(self, model: ModelSpec) -> str:
+        """Why no job of a model can ever run here, and what to do; empty where one can, or nobody knows."""
+        ...
 
     def launch(self, spec: JobSpec) -> None:
         """Starts a job; launching the same ``spec.job_id`` again changes nothing."""

@@ -161,7 +161,7 @@ class Fail:
     message: str
 
 
-Decision = Validate | Wait | Launch | StopJob | Finalize | Assemble | AttemptFailed
+Decision = Validate | Wait | Launch | StopJob | Finalize | Assemble | AttemptFailed | Fail
 
 _NO_JOB: Final = JobStatus(state=JobState.MISSING)
 ALIVE: Final = frozenset({JobState.PENDING, JobState.RUNNING})
@@ -213,6 +213,11 @@ def _decide_in_progress(batch: BatchView, job: JobStatus, now: datetime) -> Deci
 
 def _decide_by_job(job: JobStatus) -> Decision:
     match job.state:
+        case JobState.PENDING | JobState.RUNNING if job.is_stuck:
+            return Fail(
+                code=JOB_FAILED,
+                message=f"The batch's job cannot run: {job.message}. Once that is put right, create the batch again.",
+            )
         case JobState.PENDING | JobState.RUNNING:
             return Wait()
         case JobState.SUCCEEDED:

@@ -19,6 +19,10 @@ BATCH_LABEL: Final = "cloister.dev/batch"
 ATTEMPT_LABEL: Final = "cloister.dev/attempt"
 MODEL_ANNOTATION: Final = "cloister.dev/model"
 FINGERPRINT_ANNOTATION: Final = "cloister.dev/model-fingerprint"
+STUCK_LIMIT_ANNOTATION: Final = "cloister.dev/stuck-limit-s"
+"""For how many seconds a pod of the job may be stuck before the batch is given up."""
+NODE_LIMIT_ANNOTATION: Final = "cloister.dev/node-limit-s"
+"""On a pod: for how many seconds its pool may be without a node; not there where nodes are made on demand."""
 
 # KubeRay makes names of pods and services from it and refuses a longer one.
 MAX_NAME_LENGTH: Final = 47

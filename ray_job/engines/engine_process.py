@@ -16,8 +16,9 @@ from ray_job.errors import EngineStartError
 
 POLL_S = 0.1
 STOP_TIMEOUT_S = 10.0
-LOG_TAIL_BYTES = 6_000
-LOG_TAIL_LINES = 15
+LOG_TAIL_BYTES = 60_000
+# Ray keeps the last ten lines of a job's log.
+LOG_TAIL_LINES = 6
 # Time for a sibling's end to show after a connection broke, before the break is called something else.
 EXIT_GRACE_S = 5.0
 
@@ -50,13 +51,17 @@ class EngineProcess:
         """Returns when the engine answers.
 
         Raises:
-            EngineStartError: the process ended before that; the message holds the last lines of its log.
+            EngineStartError: the process ended before that; the message holds the last lines of its log, and says
+                at its end what the engine core died of.
         """
         while not self._socket.exists():
             if self._process.poll() is not None:
+                log = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
+                last = "\n".join(log[-LOG_TAIL_LINES:])
                 raise EngineStartError(
-                    f"the engine ended with exit code {self._process.returncode} before it was ready; "
-                    f"check the model's source and engine_args. Its last lines:\n{self._log_tail()}"
+                    f"the last lines of the engine's log:\n{last}\nThe engine ended with exit code "
+                    f"{self._process.returncode} before it was ready; check the model's source and engine_args"
+                    f"{core_error(log)}"
                 )
             await asyncio.sleep(POLL_S)
         self._session = aiohttp.ClientSession(
@@ -108,6 +113,11 @@ class EngineProcess:
             self._process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _log_tail(self) -> str:
-        data = self._log.read_bytes()[-LOG_TAIL_BYTES:]
-        return "\n".join(data.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+
+def core_error(log: Sequence[str]) -> str:
+    """What the engine core died of, as ``: AttributeError: …``; empty where the log does not tell.
+
+    The core is a process of its own. vLLM's last words are then only that it failed, and to look further up.
+    """
+    told = [line for line in log if line.startswith("(EngineCore") and " ERROR " in line]
+    return f": {told[-1].rpartition('] ')[2].strip()}" if told else ""

@@ -13,9 +13,9 @@ from typing import Final, Self
 
 import structlog
 
-from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.rayjobs import RayJobNameError, rayjob_name
-from service.adapters.rayjob_status import RayJobView, job_status, view_of, waiting_reasons
+from service.adapters.rayjob_status import Place, RayJobView, job_status, place_of, view_of, waiting_pods
 from service.adapters.rayjob_templates import Template, rayjob
 from service.adapters.rayjob_watch import RayJobWatch
 from service.adapters.rayjobs_api import RayJobsApi
@@ -48,6 +48,8 @@ class KubeRayLauncher:
         self._waiting_until = 0.0
         # The last that was seen of a cluster that waited: a failed one's pods may be gone.
         self._waited: dict[str, str] = {}
+        # Groups of pods none of which runs, since when one is stuck (monotonic seconds), and why.
+        self._stuck: dict[Place, tuple[float, str]] = {}
 
     def __enter__(self) -> Self:
         self._watch.start()
@@ -58,14 +60,20 @@ class KubeRayLauncher:
     ) -> None:
         self._watch.close()
 
+    def refusal(self, model: ModelSpec) -> str:
+        """See ``service.ports.Launcher.refusal``."""
+        if model.id in self._templates:
+            return ""
+        return (
+            f"there is no RayJob for it, which takes a node pool for its accelerator, {model.accelerator}; "
+            "the operator of this stack adds that pool and deploys again"
+        )
+
     def launch(self, spec: JobSpec) -> None:
         """See ``service.ports.Launcher.launch``."""
         template = self._templates.get(spec.model.id)
         if template is None:
-            raise LauncherError(
-                f"cannot launch {spec.job_id}: there is no RayJob template for the model {spec.model.id!r}; deploy the "
-                "model catalogue and its templates together"
-            )
+            raise LauncherError(f"cannot launch {spec.job_id}: {spec.model.id}: {self.refusal(spec.model)}")
         name = _name(spec.job_id)
         self._watch.expect(name)
         if not self._api.create(rayjob(template, spec)):
@@ -76,7 +84,10 @@ class KubeRayLauncher:
         view = self._view(_name(job_id))
         if view is None:
             return JobStatus(state=JobState.MISSING)
-        return job_status(view, self._why_waiting(view))
+        waiting = self._why_waiting(view)
+        if view.is_over or not (stuck := self._why_stuck(view)):
+            return job_status(view, waiting)
+        return job_status(view, stuck, is_stuck=True)
 
     def stop(self, job_id: str) -> None:
         """See ``service.ports.Launcher.stop``. The RayJob is gone, and the job missing, once all its pods are."""
@@ -115,15 +126,33 @@ class KubeRayLauncher:
                 self._waited[view.cluster] = why
             return why or (self._waited.get(view.cluster, "") if view.is_over else "")
 
+    def _why_stuck(self, view: RayJobView) -> str:
+        """Why a group of the job's pods has been stuck for too long; empty when none has."""
+        latest = time.monotonic() - view.stuck_limit_s
+        with self._lock:
+            stuck = [
+                why for (cluster, _), (since, why) in self._stuck.items() if cluster == view.cluster and since <= latest
+            ]
+        return stuck[0] if stuck else ""
+
     def _look_at_pods(self) -> None:
         try:
-            reasons = waiting_reasons(self._api.waiting_pods())
+            waiting = waiting_pods(self._api.pods("Pending"), datetime.now(UTC))
+            stuck = {each.place: each.why for each in waiting if each.is_stuck}
+            # Where others of a group run, the job gets on without the one.
+            at_work = set(map(place_of, self._api.pods("Running"))) if stuck else set()
         except LauncherError as error:
             # Only the reason is lost; the state of the jobs is known without the pods.
             logger.warning("rayjob.pods_unknown", error=str(error))
-        else:
-            with self._lock:
-                self._waiting = reasons
+            return
+        now = time.monotonic()
+        with self._lock:
+            self._waiting = {each.place[0]: each.why for each in reversed(waiting)}
+            self._stuck = {
+                place: (self._stuck.get(place, (now, ""))[0], why)
+                for place, why in stuck.items()
+                if place not in at_work
+            }
 
     def _tidy(self, views: Iterable[RayJobView]) -> None:
         """Deletes RayJobs whose time is over, and forgets why clusters waited that are no more."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from threading import Lock
 
-from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.job_spec import JobSpec, ModelSpec
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus
 
@@ -21,14 +21,21 @@ class MemoryLauncher:
     Attributes:
         launched: the specs of all jobs, in the order of their launch.
         is_reachable: set it to False to make every call fail.
+        refusals: why jobs of a model are refused, by the model's id.
     """
 
     def __init__(self, work: Work = _keep_running) -> None:
         self.launched: list[JobSpec] = []
         self.is_reachable = True
+        self.refusals: dict[str, str] = {}
         self._work = work
         self._jobs: dict[str, JobStatus] = {}
         self._lock = Lock()
+
+    def refusal(self, model: ModelSpec) -> str:
+        """See ``service.ports.Launcher.refusal``."""
+        self._check()
+        return self.refusals.get(model.id, "")
 
     def launch(self, spec: JobSpec) -> None:
         """See ``service.ports.Launcher.launch``."""

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec
+from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, ModelSpec
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus
 
@@ -64,6 +64,10 @@ class RayJobsLauncher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._client.close()
+
+    def refusal(self, model: ModelSpec) -> str:  # noqa: ARG002 - of the port
+        """See ``service.ports.Launcher.refusal``. Ray tells which nodes it has, and not which it can still get."""
+        return ""
 
     def launch(self, spec: JobSpec) -> None:
         """See ``service.ports.Launcher.launch``."""

@@ -5,9 +5,10 @@ Source of the words: https://github.com/ray-project/kuberay/blob/v1.6.1/ray-oper
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from ray_job.contract.rayjobs import NODE_LIMIT_ANNOTATION, STUCK_LIMIT_ANNOTATION
 from service.adapters.ray_jobs_launcher import last_words
 from service.ports import JobState, JobStatus
 
@@ -20,6 +21,7 @@ _COMPLETE_STATES: Final = {
 _REFUSED: Final = "ValidationFailed"
 # How long a finished RayJob is kept whose template does not say so.
 _DEFAULT_KEEP_S: Final = 3_600
+_DEFAULT_STUCK_LIMIT_S: Final = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class RayJobView:
         is_deleting: its deletion has begun.
         ended_at: when it reached its last state; None before.
         keep_s: how long after that it is kept.
+        stuck_limit_s: for how long a pod of it may be stuck before it is given up.
     """
 
     name: str
@@ -53,6 +56,7 @@ class RayJobView:
     is_deleting: bool
     ended_at: datetime | None
     keep_s: int
+    stuck_limit_s: int
 
     @property
     def is_over(self) -> bool:
@@ -79,6 +83,7 @@ def view_of(rayjob: Mapping[str, Any]) -> RayJobView:
         is_deleting="deletionTimestamp" in metadata,
         ended_at=datetime.fromisoformat(ended).astimezone(UTC) if ended else None,
         keep_s=_keep_s(spec),
+        stuck_limit_s=int((metadata.get("annotations") or {}).get(STUCK_LIMIT_ANNOTATION, _DEFAULT_STUCK_LIMIT_S)),
     )
 
 
@@ -103,17 +108,19 @@ def _keep_s(spec: Mapping[str, Any]) -> int:
     return max(kept, default=_DEFAULT_KEEP_S)
 
 
-def job_status(view: RayJobView, waiting: str) -> JobStatus:
+def job_status(view: RayJobView, waiting: str, *, is_stuck: bool = False) -> JobStatus:
     """The state of a RayJob's batch.
 
     Args:
         view: the RayJob.
         waiting: why pods of its cluster wait, or waited when last seen; empty when none do.
+        is_stuck: it has waited too long for what waiting does not bring.
     """
     match view.deployment:
         case "Running":
             # Ray's word for the end comes first; KubeRay then still has to notice.
-            return JobStatus(state=_RUNNING_STATES.get(view.job, JobState.RUNNING))
+            state = JobState.RUNNING if is_stuck else _RUNNING_STATES.get(view.job, JobState.RUNNING)
+            return JobStatus(state=state, message=waiting, is_stuck=is_stuck)
         case "Complete":
             return _ended(_COMPLETE_STATES.get(view.job, JobState.STOPPED), view)
         case "Failed":
@@ -124,7 +131,7 @@ def job_status(view: RayJobView, waiting: str) -> JobStatus:
                 message=f"KubeRay refused the RayJob; deploy templates that fit its version: {view.message}",
             )
         case _:
-            return JobStatus(state=JobState.PENDING, message=view.cluster_problem or waiting)
+            return JobStatus(state=JobState.PENDING, message=view.cluster_problem or waiting, is_stuck=is_stuck)
 
 
 def _ended(state: JobState, view: RayJobView) -> JobStatus:
@@ -142,39 +149,87 @@ def _why_failed(view: RayJobView, waiting: str) -> str:
             return last_words(view.message) or f"KubeRay gave up the RayJob: {view.reason or 'no reason given'}"
 
 
-def waiting_reasons(pods: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """For each Ray cluster with waiting pods, by its name, why the first of them waits."""
-    reasons: dict[str, str] = {}
+Place = tuple[str, str]
+"""A Ray cluster, and the group of its pods."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingPod:
+    """A pod of a Ray cluster that waits.
+
+    ``why`` is in words; ``is_stuck``: for something that waiting alone does not bring.
+    """
+
+    place: Place
+    why: str
+    is_stuck: bool
+
+
+def waiting_pods(pods: Iterable[Mapping[str, Any]], now: datetime) -> list[WaitingPod]:
+    """Those of the pods that wait for a reason, in the same order."""
+    found = []
     for pod in pods:
-        labels = pod["metadata"].get("labels") or {}
-        cluster, why = labels.get("ray.io/cluster", ""), _why_waiting(pod)
-        if cluster and why:
-            reasons.setdefault(cluster, f"{labels.get('ray.io/group', 'a')} pod {pod['metadata']['name']}: {why}")
-    return reasons
+        reason, why = _why_waiting(pod)
+        if reason:
+            place = place_of(pod)
+            told = f"{place[1] or 'a'} pod {pod['metadata']['name']}: {why}"
+            is_stuck = reason in _STUCK or (reason == _UNSCHEDULABLE and _lacks_node(pod, why, now))
+            found.append(WaitingPod(place=place, why=told, is_stuck=is_stuck))
+    return found
+
+
+def _lacks_node(pod: Mapping[str, Any], why: str, now: datetime) -> bool:
+    """Whether the pod's pool has had no node for longer than it may; a pool that is full or cordoned has some."""
+    limit_s = (pod["metadata"].get("annotations") or {}).get(NODE_LIMIT_ANNOTATION)
+    if limit_s is None or any(words in why for words in _SOME_NODE):
+        return False
+    return now - datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) > timedelta(seconds=int(limit_s))
+
+
+def place_of(pod: Mapping[str, Any]) -> Place:
+    """Where a pod belongs."""
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get("ray.io/cluster", ""), labels.get("ray.io/group", "")
 
 
 # A container that waits for one of these is only being made.
 _ON_ITS_WAY: Final = frozenset({"ContainerCreating", "PodInitializing"})
+# Somebody has to change something. A registry that is away for a moment looks the same, so there is a time for it.
+_STUCK: Final = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+    }
+)
+_UNSCHEDULABLE: Final = "Unschedulable"
+# What the scheduler says of a node that the pod could have: it is full, or it takes no pods for now.
+_SOME_NODE: Final = ("Insufficient ", "Too many pods", "were unschedulable")
 _ADVICE: Final = {
     "ErrImagePull": "check the image's reference, the mirror and the pull secret",
     "ImagePullBackOff": "check the image's reference, the mirror and the pull secret",
     "InvalidImageName": "check the image's reference",
     "CreateContainerConfigError": "a Secret or ConfigMap that the pod names is missing",
     "CrashLoopBackOff": "read the container's log with kubectl logs --previous",
-    "Unschedulable": "no node has room for it, or none has the pool's label and a taint that it tolerates",
+    _UNSCHEDULABLE: "no node has room for it, or none has the pool's label and a taint that it tolerates",
 }
 
 
-def _why_waiting(pod: Mapping[str, Any]) -> str:
+def _why_waiting(pod: Mapping[str, Any]) -> tuple[str, str]:
+    """Kubernetes' word for why a pod waits, and a sentence; both empty where it need not be told."""
     status = pod.get("status") or {}
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") and waiting["reason"] not in _ON_ITS_WAY:
-            return _told(waiting["reason"], waiting.get("message", ""))
+            return waiting["reason"], _told(waiting["reason"], waiting.get("message", ""))
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _told(condition.get("reason") or "Unschedulable", condition.get("message", ""))
-    return ""
+            reason = condition.get("reason") or _UNSCHEDULABLE
+            return reason, _told(reason, condition.get("message", ""))
+    return "", ""
 
 
 def _told(reason: str, message: str) -> str:

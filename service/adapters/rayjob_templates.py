@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, ModelSpec
 from ray_job.contract.rayjobs import (
     ATTEMPT_LABEL,
@@ -20,24 +22,30 @@ from ray_job.contract.rayjobs import (
 from service.errors import SettingsError
 from service.model_catalogue import Catalogue
 
+logger = structlog.get_logger(__name__)
+
 Template = Mapping[str, Any]
 
 
 def load_templates(directory: Path, catalogue: Catalogue, *, namespace: str) -> dict[str, Template]:
-    """The template of each model of the catalogue, by the model's id.
+    """The template of each model of the catalogue that has one, by the model's id.
+
+    A model without one cannot run here, which its batches are told; it keeps no other model from running.
 
     Raises:
-        SettingsError: one or more are missing or wrong; the message lists all of them.
+        SettingsError: one or more are wrong, and the message lists all of them, or no model has one.
     """
     templates: dict[str, Template] = {}
     problems: list[str] = []
     for model in catalogue.models.values():
         path = directory / template_key(model.id)
-        template = _read(path, problems)
+        template = _read(path, model.id, problems)
         if template is not None:
             found = [f"{path}: {problem}" for problem in _problems(template, model.spec, namespace)]
             problems += found
             templates[model.id] = template
+    if catalogue.models and not templates and not problems:
+        problems.append(f"{directory}: has no template of any model")
     if problems:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise SettingsError(
@@ -46,9 +54,11 @@ def load_templates(directory: Path, catalogue: Catalogue, *, namespace: str) -> 
     return templates
 
 
-def _read(path: Path, problems: list[str]) -> Template | None:
+def _read(path: Path, model: str, problems: list[str]) -> Template | None:
     try:
         template = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        logger.warning("rayjob.no_template", model=model, file=str(path))
     except OSError as error:
         problems.append(f"{path}: cannot be read: {error.strerror}")
     except ValueError as error:

@@ -144,13 +144,13 @@ class RayJobsApi:
             if _status(error) != NOT_FOUND:
                 raise
 
-    def waiting_pods(self) -> list[dict[str, Any]]:
-        """The pods of all Ray clusters that are not running yet."""
-        with self._translated(f"list the waiting pods of {self._namespace}"):
+    def pods(self, phase: str) -> list[dict[str, Any]]:
+        """The pods of all Ray clusters in one of Kubernetes' phases, e.g. ``Pending``."""
+        with self._translated(f"list the pods of {self._namespace}"):
             pods = self._pods.list_namespaced_pod(
                 self._namespace,
                 label_selector=_RAY_PODS,
-                field_selector="status.phase=Pending",
+                field_selector=f"status.phase={phase}",
                 _request_timeout=TIMEOUT_S,
             )
             plain = self._api.sanitize_for_serialization(pods)  # type: ignore[no-untyped-call]

@@ -71,6 +71,13 @@ def note_running(pool: Pool, batch: Batch, now: datetime) -> None:
             insert_event(connection, batch.id, now, "job.running", {"job_id": batch.job_id})
 
 
+def note_waiting(pool: Pool, batch: Batch, reason: str, now: datetime) -> None:
+    """The job, or a part of it, was seen to wait: whoever watches the batch is told why, once."""
+    values = {"batch_id": batch.id, "job_id": batch.job_id, "reason": reason, "now": now}
+    with pool.connection() as connection:
+        connection.execute(query("job_waits"), values)
+
+
 def note_job_over(pool: Pool, batch: Batch, now: datetime) -> None:
     """The job was seen to have ended: the seconds for which it held its GPUs are added up."""
     values = {"batch_id": batch.id, "attempt": batch.view.attempt, "now": now}

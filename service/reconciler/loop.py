@@ -36,6 +36,13 @@ _STOP_CHECK_S: Final = 0.25
 # Batches are often created, and change, several at a time: one pass serves them all.
 _GATHER_S: Final = 0.02
 _BEAT_INTERVAL_S: Final = 1.0
+# A leader whose machine is lost says no goodbye: Postgres must notice, or its lock would be held for two hours.
+_NOTICE_LOSS: Final = (
+    "SET tcp_keepalives_idle = 10",
+    "SET tcp_keepalives_interval = 5",
+    "SET tcp_keepalives_count = 3",
+    "SET tcp_user_timeout = 25000",
+)
 
 
 def run(context: Context, database_url: str) -> None:
@@ -47,6 +54,8 @@ def run(context: Context, database_url: str) -> None:
         try:
             with psycopg.connect(database_url, autocommit=True, connect_timeout=5) as connection:
                 failures = 0
+                for setting in _NOTICE_LOSS:
+                    connection.execute(setting)
                 if _becomes_leader(context, connection):
                     logger.info("reconciler.leading")
                     connection.execute("LISTEN batches")

@@ -20,11 +20,12 @@ from service.reconciler.jobs import (
     note_launch,
     note_next_attempt,
     note_running,
+    note_waiting,
     postpone_launch,
     turn_to_launch,
 )
 from service.reconciler.records import Batch, finalize, load_batch
-from service.reconciler.validation import validate
+from service.reconciler.validation import MODEL_UNAVAILABLE, validate
 from service.transitions import (
     ALIVE,
     FINAL,
@@ -97,6 +98,11 @@ def _move(context: Context, batch: Batch, decision: Decision, now: datetime) -> 
             finish(context, batch)
         case AttemptFailed(message):
             _after_failure(context, batch, message, now)
+        case Fail() as failure:
+            context.launcher.stop(batch.job_id)
+            if batch.job_running_since is not None:
+                note_job_over(context.pool, batch, now)
+            give_up(context, batch, failure)
 
 
 def _job_status(context: Context, batch: Batch, now: datetime) -> JobStatus:
@@ -111,7 +117,9 @@ def _job_status(context: Context, batch: Batch, now: datetime) -> JobStatus:
 
 
 def _note_use(context: Context, batch: Batch, job: JobStatus, now: datetime) -> None:
-    """Notes from when to when the job held its GPUs. Done before all that follows from its end."""
+    """Notes from when to when the job held its GPUs, and why it waits. Done before all that follows from its end."""
+    if job.state in ALIVE and job.message:
+        note_waiting(context.pool, batch, job.message, now)
     if job.state is JobState.RUNNING and batch.job_running_since is None:
         note_running(context.pool, batch, now)
     elif job.state not in ALIVE and batch.job_running_since is not None:
@@ -123,6 +131,10 @@ def _launch(context: Context, batch: Batch) -> bool:
     if model is None:
         message = f"The model '{batch.model}' is no longer offered. Create the batch again with one that is."
         give_up(context, batch, Fail(code="model_not_found", message=message))
+        return True
+    if reason := context.launcher.refusal(model.spec):
+        message = f"The model '{model.id}' can no longer run here: {reason}."
+        give_up(context, batch, Fail(code=MODEL_UNAVAILABLE, message=message))
         return True
     spec = JobSpec(
         job_id=batch.job_id,

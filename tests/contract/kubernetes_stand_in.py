@@ -200,7 +200,9 @@ class Handler(BaseHTTPRequestHandler):
         cluster = self.server.cluster
         if name == "pods":
             if not self._is_refused("pods"):
-                self._answer(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": cluster.pods})
+                phase = query.get("fieldSelector", "").removeprefix("status.phase=")
+                pods = [pod for pod in cluster.pods if pod["status"]["phase"] == phase]
+                self._answer(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
         elif name == "rayjobs" and query.get("watch") in ("true", "True"):
             if not self._is_refused("watch"):
                 self._watch(int(query["resourceVersion"]))

@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -171,11 +172,6 @@ def test_a_refusal_tells_the_api_servers_words_and_not_the_spec(server: ApiServe
     assert "secret-name" not in str(caught.value)
 
 
-def test_a_model_without_a_template_is_not_launched(launcher: KubeRayLauncher) -> None:
-    with pytest.raises(LauncherError, match="no RayJob template for the model 'other'"):
-        launcher.launch(spec(model="other"))
-
-
 def test_why_a_job_waits_is_told_and_said_again_when_it_waited_too_long(
     server: ApiServer, launcher: KubeRayLauncher
 ) -> None:
@@ -194,6 +190,29 @@ def test_why_a_job_waits_is_told_and_said_again_when_it_waited_too_long(
     until(lambda: launcher.status(spec().job_id).state is JobState.FAILED)
     message = launcher.status(spec().job_id).message
     assert message.startswith("the Ray cluster was not ready within 900 s: headgroup pod c1-head-x: ImagePullBackOff")
+
+
+def test_a_job_is_stuck_once_none_of_a_group_has_run_for_too_long(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec())
+    server.cluster.pods = [waiting_pod(cluster="c1")]
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Initializing", rayClusterName="c1")
+    until(lambda: launcher._stuck != {} or launcher.status(spec().job_id).is_stuck)
+    assert not launcher.status(spec().job_id).is_stuck
+    ((place, (since, why)),) = launcher._stuck.items()
+    launcher._stuck = {place: (since - 301, why)}
+    assert launcher.status(spec().job_id) == JobStatus(state=JobState.PENDING, message=why, is_stuck=True)
+
+
+def test_a_pod_that_is_stuck_while_another_of_its_group_runs_is_no_end(
+    server: ApiServer, launcher: KubeRayLauncher
+) -> None:
+    launcher.launch(spec())
+    stuck, running = waiting_pod(cluster="c1"), waiting_pod(cluster="c1")
+    running["status"] = {"phase": "Running"}
+    server.cluster.pods = [stuck, running]
+    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", rayClusterName="c1")
+    until(lambda: launcher.status(spec().job_id).state is JobState.PENDING and launcher._waiting != {})
+    assert launcher._stuck == {}
 
 
 def test_pods_that_cannot_be_listed_hide_the_reason_and_not_the_state(
@@ -277,6 +296,13 @@ def test_a_name_that_was_not_there_can_be_launched(server: ApiServer, launcher: 
     assert launcher.status(spec().job_id).state is JobState.MISSING
     launcher.launch(spec())
     until(lambda: launcher._watch.view(rayjob_name(spec().job_id)) is not None)
+
+
+def test_a_model_without_a_rayjob_is_refused_with_its_accelerator(launcher: KubeRayLauncher) -> None:
+    model = ModelSpec(id="large", source="x", accelerator="a10g")
+    assert "a node pool for its accelerator, a10g" in launcher.refusal(model)
+    with pytest.raises(LauncherError, match="large: there is no RayJob"):
+        launcher.launch(replace(spec(), model=model))
 
 
 def test_a_process_outside_of_kubernetes_needs_a_kubeconfig() -> None:

@@ -263,3 +263,7 @@ def test_last_words_are_short_and_plain() -> None:
     log = "".join(f"line {number}\r\n\n" for number in range(100)) + "\x1b[1mthe\x07 end\x1b[0m\n"
     assert last_words(log).splitlines() == [*(f"line {number}" for number in range(86, 100)), "the end"]
     assert len(last_words("x" * 10_000)) == 2_000
+
+
+def test_a_model_that_can_run_is_not_refused(launcher: Launcher) -> None:
+    assert launcher.refusal(ModelSpec(id="demo", source="x")) == ""

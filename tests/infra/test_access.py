@@ -8,7 +8,7 @@ from tests.infra.previewed_stacks import STACKS, preview
 def test_the_launcher_may_do_what_it_asks_for_and_nothing_else() -> None:
     rules = {(resource, verb) for rule in LAUNCHER_RULES for resource in rule["resources"] for verb in rule["verbs"]}
     requests = {name for name in vars(rayjobs_api.RayJobsApi) if not name.startswith("_")}
-    asked = {("rayjobs", request.removesuffix("_all")) for request in requests - {"waiting_pods"}}
+    asked = {("rayjobs", request.removesuffix("_all")) for request in requests - {"pods"}}
     assert rules == asked | {("pods", "list")}
 
 

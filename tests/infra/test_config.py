@@ -208,6 +208,18 @@ def test_a_node_belongs_to_one_pool() -> None:
     assert "n is in node_pools.system too" in problems(changed(node_pools=pools))["node_pools.cpu.nodes"]
 
 
+@pytest.mark.parametrize("pool", [{}, {"nodes": ["n"], "max_nodes": 2}])
+def test_a_pool_has_either_nodes_or_a_most(pool: dict[str, Any]) -> None:
+    pools = {**stack_text().values["node_pools"], "cpu": {**pool, "cpus": 8, "memory_gib": 28}}
+    assert "must be there, or max_nodes, and not both" in problems(changed(node_pools=pools))["node_pools.cpu.nodes"]
+
+
+def test_limits_count_the_most_nodes_that_an_autoscaler_makes() -> None:
+    values = dict(stack_text("gpu-nodes-on-demand").values)
+    assert parse(values | {"limits": {"job_gpus": 10}}).file.limits.job_gpus == 10
+    assert "must be at most 10" in problems(values | {"limits": {"job_gpus": 11}})["limits.job_gpus"]
+
+
 def test_an_own_database_needs_tls_and_two_roles() -> None:
     own = dict(stack_text("own-postgres-and-s3").values["database"])
     told = problems(changed(database=own | {"url": "postgresql://a@db.example:5432/a", "job_role": "a"}))

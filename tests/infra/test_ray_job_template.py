@@ -167,7 +167,7 @@ def test_engines_on_cpus_know_how_much_of_the_node_is_theirs() -> None:
     assert (environment["OMP_NUM_THREADS"], environment["VLLM_CPU_KVCACHE_SPACE"]) == ("8", "7")
 
 
-@pytest.mark.parametrize(("cpus", "memory_gib"), [(2, 8), (4, 16), (16, 60), (128, 1000)])
+@pytest.mark.parametrize(("cpus", "memory_gib"), [(1, 8), (2, 8), (4, 16), (16, 60), (128, 1000)])
 @every_shape
 def test_a_head_and_a_cpu_worker_fit_on_one_node(shape: CatalogueModel, cpus: int, memory_gib: int) -> None:
     pools = {**POOLS, "cpu": replace(POOLS["cpu"], cpus=cpus, memory_gib=memory_gib)}
@@ -216,6 +216,32 @@ def test_deadlines_are_those_of_the_stack() -> None:
     spec = rayjob(model(**GPU), times=times)["spec"]
     assert (spec["activeDeadlineSeconds"], spec["preRunningDeadlineSeconds"], spec["backoffLimit"]) == (7_200, 600, 0)
     assert {group["idleTimeoutSeconds"] for group in spec["rayClusterSpec"]["workerGroupSpecs"]} == {120}
+
+
+def test_a_pod_on_gpus_waits_for_a_node_without_a_limit_only_where_nodes_are_made() -> None:
+    on_demand = {**POOLS, "v100": replace(POOLS["v100"], nodes=(), max_nodes=2)}
+    named, made = (
+        pods(rayjob(model(**GPU), pools=pools))["v100"]["metadata"]["annotations"] for pools in (POOLS, on_demand)
+    )
+    assert named == made | {"cloister.dev/node-limit-s": "1800"}
+
+
+@every_shape
+def test_no_autoscaler_of_nodes_moves_a_pod_of_a_job_that_runs(shape: CatalogueModel) -> None:
+    for pod in pods(rayjob(shape)).values():
+        assert pod["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+        assert pod["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+
+
+@every_shape
+def test_copying_weights_asks_for_no_more_than_the_pod_itself(shape: CatalogueModel) -> None:
+    pools = {**POOLS, "cpu": replace(POOLS["cpu"], cpus=1, memory_gib=8)}
+    for pod in pods(rayjob(shape, pools=pools, weights=COPIED)).values():
+        (ray,) = pod["spec"]["containers"]
+        for container in pod["spec"]["initContainers"]:
+            asked, own = container["resources"]["requests"], ray["resources"]["requests"]
+            assert int(asked["cpu"].removesuffix("m")) <= int(own["cpu"].removesuffix("m"))
+            assert mib(asked["memory"]) <= mib(own["memory"])
 
 
 def test_weights_on_a_volume_are_mounted_read_only() -> None:

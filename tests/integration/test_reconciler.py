@@ -86,6 +86,27 @@ def test_an_input_file_that_cannot_be_used_fails_the_batch(stack: Stack, change:
     assert message in error["message"]
 
 
+def test_a_model_that_cannot_run_here_fails_the_batch_at_validation(stack: Stack) -> None:
+    stack.launcher.refusals["demo"] = "no node pool has its accelerator a10g; add one"
+    stack.create(line(1))
+    assert stack.advance()["status"] == "failed"
+    (error,) = stack.errors()
+    assert error["code"] == "model_unavailable"
+    assert error["message"] == "The model 'demo' cannot run here: no node pool has its accelerator a10g; add one."
+    assert stack.launcher.launched == []
+
+
+def test_a_model_that_can_no_longer_run_fails_the_batch_instead_of_its_next_attempt(stack: Stack) -> None:
+    stack.work = lambda _: FAILED
+    stack.create(line(1))
+    stack.advance()
+    assert stack.advance()["attempt"] == 2
+    stack.launcher.refusals["demo"] = "its node pool is gone"
+    stack.forget_backoff()
+    assert stack.advance()["status"] == "failed"
+    assert [error["code"] for error in stack.errors()] == ["model_unavailable"]
+
+
 def test_the_content_of_the_input_file_may_be_gone(stack: Stack) -> None:
     stack.create(line(1))
     stack.store.delete(file_key(f"file-{BATCH}"))

@@ -13,7 +13,7 @@ from service.db import Pool
 from service.model_catalogue import Catalogue, CatalogueModel
 from service.ports import JobState, JobStatus
 from service.reconciler.jobs import gpus_of
-from tests.integration.reconciler_harness import BATCH, FAILED, Stack, line
+from tests.integration.reconciler_harness import BATCH, FAILED, Stack, commit, line
 
 MODEL = ModelSpec(id="demo", source="x", accelerator="a10g", tensor_parallel_size=2, concurrency=3)
 
@@ -48,6 +48,18 @@ def test_a_job_holds_the_gpus_of_all_its_engines(model: ModelSpec, gpus: int) ->
     assert gpus_of(model) == gpus
 
 
+def test_a_job_that_is_stuck_is_stopped_and_its_batch_fails_with_what_was_committed(on_gpus: Stack) -> None:
+    commit(on_gpus.store, BATCH, 2)
+    (job,) = on_gpus.launcher.launched
+    on_gpus.launcher.end(job.job_id, JobStatus(state=JobState.RUNNING, message="no such image", is_stuck=True))
+    batch = on_gpus.advance()
+    assert (batch["status"], batch["completed"]) == ("failed", 1)
+    assert [error["code"] for error in on_gpus.errors()] == ["job_failed"]
+    assert "no such image" in on_gpus.errors()[0]["message"]
+    assert on_gpus.launcher.status(job.job_id).state is JobState.STOPPED
+    assert totals(on_gpus)["gpu_seconds"] >= 60
+
+
 def test_a_job_that_runs_is_noted_once(on_gpus: Stack) -> None:
     before = on_gpus.batch()
     assert isinstance(before["job_running_since"], datetime)
@@ -58,6 +70,19 @@ def test_a_job_that_runs_is_noted_once(on_gpus: Stack) -> None:
         "job.launched",
         "job.running",
     ]
+
+
+def test_why_a_job_waits_is_told_once_to_whoever_watches(stack: Stack) -> None:
+    stack.work = lambda _: JobStatus(state=JobState.RUNNING, message="v100 pod: 1 Insufficient nvidia.com/gpu")
+    stack.create(line(1))
+    stack.advance()
+    stack.advance()
+    stack.launcher.end(
+        "batch_1-1", JobStatus(state=JobState.RUNNING, message="v100 pod: 2 Insufficient nvidia.com/gpu")
+    )
+    stack.advance()
+    (event,) = stack.sql("SELECT data FROM batch_events WHERE type = 'job.waiting'")
+    assert event["data"] == {"job_id": "batch_1-1", "reason": "v100 pod: 1 Insufficient nvidia.com/gpu"}
 
 
 def test_a_job_that_waits_for_its_gpus_holds_none(stack: Stack) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ray_job.contract.job_spec import JobSpec, ObjectStoreLocation
+from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
 from ray_job.contract.object_keys import parts_prefix
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
@@ -71,6 +71,10 @@ class FlakyLauncher:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self.fails = EveryThirdCallFails(LauncherError)
+
+    def refusal(self, model: ModelSpec) -> str:
+        self.fails()
+        return self._launcher.refusal(model)
 
     def launch(self, spec: JobSpec) -> None:
         self._launcher.launch(spec)

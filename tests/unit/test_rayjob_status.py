@@ -1,10 +1,11 @@
 """What a RayJob's status means for its batch."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from service.adapters.rayjob_status import job_status, view_of, waiting_reasons
+from service.adapters.rayjob_status import job_status, view_of, waiting_pods
 from service.ports import JobState, JobStatus
 
 
@@ -70,6 +71,9 @@ def test_pods_that_kuberay_cannot_make_are_a_reason_to_wait() -> None:
     assert told == JobStatus(state=JobState.PENDING, message="forbidden: exceeded quota: jobs")
 
 
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
 def pod(cluster: str = "c1", **status: Any) -> dict[str, Any]:
     return {
         "metadata": {"name": "p1", "labels": {"ray.io/cluster": cluster, "ray.io/group": "gpu"}},
@@ -93,7 +97,29 @@ def waits_for(reason: str) -> dict[str, Any]:
     ],
 )
 def test_a_waiting_pod_tells_why_and_what_to_do(status: dict[str, Any], expected: str) -> None:
-    assert expected in waiting_reasons([pod(**status)])["c1"]
+    (found,) = waiting_pods([pod(**status)], NOW)
+    assert found.place == ("c1", "gpu")
+    assert expected in found.why
+    assert found.is_stuck == ("Unschedulable" not in expected)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "message", "is_stuck"),
+    [
+        ("1800", "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector.", True),
+        ("7200", "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector.", False),
+        (None, "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector.", False),
+        ("1800", "0/5 nodes are available: 1 Insufficient nvidia.com/gpu, 4 node(s) didn't match", False),
+        ("1800", "0/5 nodes are available: 1 node(s) were unschedulable, 4 node(s) didn't match", False),
+    ],
+)
+def test_a_pod_whose_pool_has_no_node_is_stuck_after_a_time(limit_s: str | None, message: str, is_stuck: bool) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    waiting = pod(conditions=[condition])
+    waiting["metadata"]["creationTimestamp"] = "2030-01-01T11:00:00Z"
+    waiting["metadata"]["annotations"] = {"cloister.dev/node-limit-s": limit_s} if limit_s else {}
+    (found,) = waiting_pods([waiting], NOW)
+    assert found.is_stuck == is_stuck
 
 
 @pytest.mark.parametrize(
@@ -108,4 +134,20 @@ def test_a_waiting_pod_tells_why_and_what_to_do(status: dict[str, Any], expected
     ],
 )
 def test_a_pod_that_is_on_its_way_has_no_reason(status: dict[str, Any]) -> None:
-    assert waiting_reasons([pod(**status)]) == {}
+    assert waiting_pods([pod(**status)], NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("deployment", "expected"),
+    [("Initializing", JobState.PENDING), ("Running", JobState.RUNNING)],
+)
+def test_a_job_that_is_stuck_says_so_whether_it_runs_or_not(deployment: str, expected: JobState) -> None:
+    rayjob = {"metadata": {"name": "a"}, "status": {"jobDeploymentStatus": deployment, "jobStatus": "RUNNING"}}
+    told = job_status(view_of(rayjob), "no such image", is_stuck=True)
+    assert told == JobStatus(state=expected, message="no such image", is_stuck=True)
+
+
+def test_how_long_a_pod_may_be_stuck_stands_in_the_rayjob() -> None:
+    annotations = {"cloister.dev/stuck-limit-s": "60"}
+    assert view_of({"metadata": {"name": "a", "annotations": annotations}}).stuck_limit_s == 60
+    assert view_of({"metadata": {"name": "a"}}).stuck_limit_s == 300

@@ -61,12 +61,19 @@ def test_a_model_that_changed_since_does_not_fit(tmp_path: Path) -> None:
 
 def test_all_templates_that_are_wrong_are_told_at_once(tmp_path: Path) -> None:
     models = parse_catalogue({"models": [MODEL, {**MODEL, "id": "other"}, {**MODEL, "id": "third"}]})
+    (tmp_path / template_key("demo")).mkdir()
     (tmp_path / template_key("other")).write_text("{")
     (tmp_path / template_key("third")).write_text("[]")
     with pytest.raises(SettingsError) as caught:
         load_templates(tmp_path, models, namespace="jobs")
-    for problem in ("No such file", "is not JSON: ", "is not a JSON object"):
+    for problem in ("cannot be read: Is a directory", "is not JSON: ", "is not a JSON object"):
         assert problem in str(caught.value)
+
+
+def test_a_model_without_a_template_keeps_no_other_from_running(tmp_path: Path) -> None:
+    models = parse_catalogue({"models": [MODEL, {**MODEL, "id": "other"}]})
+    (tmp_path / template_key("demo")).write_text(rendered(models.models["demo"].spec))
+    assert list(load_templates(tmp_path, models, namespace="jobs")) == ["demo"]
 
 
 def test_models_that_differ_in_case_or_signs_only_have_templates_of_their_own() -> None:

@@ -92,6 +92,21 @@ def test_the_truth_table_of_decisions(
     assert decide(batch, job_status, NOW) == expected
 
 
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.RUNNING])
+def test_a_job_that_is_stuck_ends_its_batch_with_the_reason(state: JobState) -> None:
+    batch = BatchView(status=BatchStatus.IN_PROGRESS, expires_at=LATER, attempt=1)
+    following = decide(batch, JobStatus(state=state, message="no such image", is_stuck=True), NOW)
+    assert isinstance(following, Fail)
+    assert following.code == "job_failed"
+    assert "cannot run: no such image. Once that is put right" in following.message
+
+
+@pytest.mark.parametrize("status", ["cancelling", "in_progress"])
+def test_a_job_that_is_stuck_is_stopped_before_a_batch_that_is_to_end(status: str) -> None:
+    batch = BatchView(status=BatchStatus(status), expires_at=NOW, cancelling_at=NOW, attempt=1)
+    assert decide(batch, JobStatus(state=JobState.PENDING, is_stuck=True), NOW) == StopJob()
+
+
 @pytest.mark.parametrize("status", list(BatchStatus))
 def test_only_a_batch_that_may_have_a_live_job_asks_for_it(status: BatchStatus) -> None:
     batch = BatchView(status=status, expires_at=LATER, attempt=1)

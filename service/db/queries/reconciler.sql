@@ -136,5 +136,14 @@ FROM projects WHERE id = %(project_id)s
 UPDATE batches SET parts_deleted_at = %(now)s
 WHERE id = %(batch_id)s AND status IN ('failed', 'completed', 'expired', 'cancelled')
 
+-- name: job_waits
+-- Once for each job: why it waits changes with every node that comes or goes.
+INSERT INTO batch_events (batch_id, at, type, data)
+SELECT %(batch_id)s, %(now)s, 'job.waiting', jsonb_build_object('job_id', %(job_id)s::text, 'reason', %(reason)s::text)
+WHERE NOT EXISTS (
+    SELECT FROM batch_events
+    WHERE batch_id = %(batch_id)s AND type = 'job.waiting' AND data ->> 'job_id' = %(job_id)s
+)
+
 -- name: insert_batch_event
 INSERT INTO batch_events (batch_id, at, type, data) VALUES (%(batch_id)s, %(now)s, %(type)s, %(data)s)
