@@ -26,14 +26,16 @@ endef
 
 LINES ?= 4000
 RUNS ?= 1
+# What a cluster with real nodes needs of Debian, besides Go and root.
+CLUSTER_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 buildah debootstrap
 MODEL ?= $(MODEL_DIR)
 LANES ?= service ray-cpu ray-v100 ray-a10g
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo local test unit test-cluster conformance lint typecheck format bench render images lock clean distclean
+.PHONY: help setup model demo local test unit engine test-cluster cluster cluster-down cluster-packages conformance lint typecheck format bench render images lock clean distclean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/installed ## Make the virtual environment with all that the other targets need
 
@@ -45,15 +47,33 @@ demo: setup model ## Run a batch of 240 lines from upload to download on this ma
 local: setup ## Run `cloister local` in ./cloister-data
 	@$(VENV)/bin/cloister local
 
-test: setup model lint typecheck ## Run every check and every test
+# What needs an engine waits much of its time: the other tests run beside it.
+test: setup model lint typecheck ## Run every check and every test (ARGS= for pytest: those alone)
+ifdef ARGS
 	$(PYTHON) -m pytest $(ARGS)
+else
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line unit engine
+endif
+
+engine: setup model
+	$(PYTHON) -m pytest -m ray
 
 unit: setup ## Run the tests that need neither Ray nor an engine
 	$(PYTHON) -m pytest -m "not ray" $(ARGS)
 
-test-cluster: setup ## Run the stack and its Pulumi program on a real Kubernetes control plane (needs Go)
-	$(PYTHON) -m tests.cluster.build --out $(BUILD)/cluster
+test-cluster: setup model ## Run the whole stack on a real Kubernetes on this machine (Go; nodes need root, see cluster)
+	$(PYTHON) -m tests.cluster.build
 	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m cluster tests/cluster $(ARGS)
+
+cluster: setup model ## Start a Kubernetes with the stack on it, to play with (root, Go, cluster-packages)
+	@$(PYTHON) -m tests.cluster.playground up
+
+cluster-down: setup ## Remove that cluster, also after a crash
+	@$(PYTHON) -m tests.cluster.playground down
+
+cluster-packages: ## Install the Debian packages that real nodes need (root)
+	apt-get update --quiet=2
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends $(CLUSTER_PACKAGES)
 
 # The key goes by the environment, where no list of processes shows it. MODEL has a default that is no model's id.
 conformance: setup ## Check any server against OpenAI's contract (BASE_URL=, API_KEY=, MODEL=, ARGS=)

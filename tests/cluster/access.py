@@ -2,18 +2,24 @@
 
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 ADMIN: Final = "admin"
 CONTROLLER_MANAGER: Final = "system:kube-controller-manager"
 SCHEDULER: Final = "system:kube-scheduler"
+PROXY: Final = "system:kube-proxy"
 OPERATOR: Final = "kuberay-operator"
-_GROUPS: Final = {ADMIN: "system:masters", CONTROLLER_MANAGER: "", SCHEDULER: "", OPERATOR: "system:masters"}
+_GROUPS: Final = {ADMIN: "system:masters", CONTROLLER_MANAGER: "", SCHEDULER: "", PROXY: "", OPERATOR: "system:masters"}
+_NODES: Final = "system:nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,16 @@ class Access:
         """Signs the tokens of service accounts."""
         return self.directory / "service-account.key"
 
+    @property
+    def kubelet_client_certificate(self) -> Path:
+        """By which the API server shows a kubelet who it is, for logs and exec."""
+        return self.directory / "kubelet-client.crt"
+
+    @property
+    def kubelet_client_key(self) -> Path:
+        """Of that certificate."""
+        return self.directory / "kubelet-client.key"
+
     def kubeconfig(self, server: str, ca_file: Path, *, user: str = ADMIN, token: str = "") -> Path:
         """Writes the kubeconfig of a user, or that of a given token; its context is named like its user.
 
@@ -59,16 +75,57 @@ class Access:
         return path
 
 
-def make_access(directory: Path) -> Access:
-    """Makes new tokens and a new key."""
-    access = Access(directory=directory, tokens={user: secrets.token_hex(16) for user in _GROUPS})
-    lines = [f'{access.tokens[user]},{user},{user},"{group}"' for user, group in _GROUPS.items()]
+def kubelet_user(node: str) -> str:
+    """Who a node's kubelet is, for the node authorizer: https://kubernetes.io/docs/reference/access-authn-authz/node/."""
+    return f"system:node:{node}"
+
+
+def make_access(directory: Path, nodes: Sequence[str] = ()) -> Access:
+    """Makes new tokens and new keys.
+
+    Args:
+        directory: for the files.
+        nodes: those with a kubelet.
+    """
+    groups = _GROUPS | {kubelet_user(node): _NODES for node in nodes}
+    access = Access(directory=directory, tokens={user: secrets.token_hex(16) for user in groups})
+    lines = [f'{access.tokens[user]},{user},{user},"{group}"' for user, group in groups.items()]
     access.token_file.touch(mode=0o600)
     access.token_file.write_text("\n".join(lines) + "\n")
+    _write_key(access.service_account_key)
+    if nodes:
+        _write_certificate(access.kubelet_client_certificate, _write_key(access.kubelet_client_key))
+    return access
+
+
+def _write_key(path: Path) -> rsa.RSAPrivateKey:
     key = rsa.generate_private_key(public_exponent=65_537, key_size=2048)
     pem = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
-    access.service_account_key.touch(mode=0o600)
-    access.service_account_key.write_bytes(pem)
-    return access
+    path.touch(mode=0o600)
+    path.write_bytes(pem)
+    return key
+
+
+def _write_certificate(path: Path, key: rsa.RSAPrivateKey) -> None:
+    """Signed by itself: the kubelets trust this one certificate and no authority."""
+    name = x509.Name(
+        [
+            x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver"),
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, _GROUPS[ADMIN]),
+        ]
+    )
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=365))
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

@@ -143,6 +143,14 @@ class KubernetesApi:
         path = self._path("v1", "ServiceAccount", account, namespace, "token")
         return str(self._send("POST", path, json=body).body["status"]["token"])
 
+    def may(self, group: str, resource: str, verb: str, namespace: str) -> bool:
+        """Whether the kubeconfig's user may do this; a subresource is written as ``pods/exec``."""
+        kind, _, subresource = resource.partition("/")
+        asked = {"group": group, "resource": kind, "subresource": subresource, "verb": verb, "namespace": namespace}
+        review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        answer = self.create({**review, "spec": {"resourceAttributes": asked}})
+        return bool(answer.body["status"]["allowed"])
+
     def knows(self, api_version: str, kind: str) -> bool:
         """Whether the server has this kind."""
         try:
@@ -150,6 +158,14 @@ class KubernetesApi:
         except UnknownKindError:
             return False
         return True
+
+    def wait_until_known(self, api_version: str, kind: str, *, within_s: float = 30) -> None:
+        """Waits until the server takes objects of a kind whose definition has just been made."""
+        end = time.monotonic() + within_s
+        while not self.knows(api_version, kind):
+            if time.monotonic() > end:
+                raise TimeoutError(f"the API server does not serve {kind} {within_s} s after its definition was made")
+            time.sleep(0.2)
 
     def _kind(self, api_version: str, kind: str) -> JsonObject:
         if (api_version, kind) not in self._kinds:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 HERE: Final = Path(__file__).parent
-DEFAULT_OUTPUT: Final = HERE.parents[1] / "build" / "cluster"
+CHECKOUT: Final = HERE.parents[1]
+DEFAULT_OUTPUT: Final = Path(os.environ.get("CLOISTER_CLUSTER_BUILD") or CHECKOUT / "build" / "cluster")
 _PULUMI: Final = "v3.259.0"
 _PULUMI_VERSION: Final = "github.com/pulumi/pulumi/sdk/v3/go/common/version.Version"
 
@@ -37,13 +38,30 @@ class Program:
         return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
+_KUBERNETES: Final = "v1.35.3"
 _GO: Final = HERE / "go"
+_GO_ADDONS: Final = HERE / "go_addons"
 PROGRAMS: Final = {
     "etcd": Program(module=_GO, package="./cmd/etcd"),
     **{
-        name: Program(module=_GO, package=f"k8s.io/kubernetes/cmd/{name}")
-        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+        name: Program(
+            module=_GO,
+            package=f"k8s.io/kubernetes/cmd/{name}",
+            linker=f"-X k8s.io/component-base/version.gitVersion={_KUBERNETES}",
+        )
+        for name in (
+            "kube-apiserver",
+            "kube-controller-manager",
+            "kube-proxy",
+            "kube-scheduler",
+            "kubectl",
+            "kubelet",
+        )
     },
+    "coredns": Program(module=_GO_ADDONS, package="./cmd/coredns"),
+    "kwok": Program(module=_GO_ADDONS, package="sigs.k8s.io/kwok/cmd/kwok"),
+    "karpenter": Program(module=HERE / "go_karpenter", package="sigs.k8s.io/karpenter/kwok"),
+    "versitygw": Program(module=_GO_ADDONS, package="github.com/versity/versitygw/cmd/versitygw"),
     "ray-operator": Program(module=_GO, package="github.com/ray-project/kuberay/ray-operator"),
     "pulumi": Program(
         module=HERE / "go_pulumi",
@@ -63,7 +81,8 @@ def build(output: Path, names: Sequence[str] = tuple(PROGRAMS)) -> None:
     Raises:
         subprocess.CalledProcessError: Go says why on standard error.
     """
-    directory = output / "bin"
+    # Go runs in the directory of the module.
+    directory = output.resolve() / "bin"
     directory.mkdir(parents=True, exist_ok=True)
     for name in names:
         program = PROGRAMS[name]
@@ -80,7 +99,7 @@ def build(output: Path, names: Sequence[str] = tuple(PROGRAMS)) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.build", description="Builds the cluster's programs.")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help="default: build/cluster")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help=f"default: {DEFAULT_OUTPUT}")
     try:
         build(parser.parse_args(arguments).out)
     except FileNotFoundError:

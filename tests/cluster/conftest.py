@@ -2,26 +2,38 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from ray_job.demo_model import make_demo_model
 from tests.cluster.api import KubernetesApi
-from tests.cluster.build import DEFAULT_OUTPUT
+from tests.cluster.build import CHECKOUT, DEFAULT_OUTPUT
 from tests.cluster.control_plane import ControlPlane, control_plane
 from tests.cluster.deployed import Deployed, deployed_stack
+from tests.cluster.images.build import build_images
+from tests.cluster.images.image import Image
 from tests.cluster.kuberay import install_crds
+from tests.cluster.node.host import HostError
+from tests.cluster.node.real_cluster import RealCluster, real_cluster
 from tests.cluster.nodes import add_node, deleted_pods_end, wait_until_untainted
+from tests.cluster.playground import check
+from tests.cluster.whole_stack import WholeStack, namespaces_left, running_stack
 
 # The programs take minutes to build, so that an ordinary run of the tests does not even look at these.
 collect_ignore_glob = [] if os.environ.get("CLOISTER_CLUSTER_TESTS") else ["test_*.py"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts what needs the real cluster last: there is one a machine, and some tests start one of their own."""
+    items.sort(key=lambda item: isinstance(item, pytest.Function) and "whole_cluster" in item.fixturenames)
+
+
 @pytest.fixture(scope="session")
 def programs() -> Path:
     """The directory above ``bin``."""
-    return Path(os.environ.get("CLOISTER_CLUSTER_PROGRAMS") or DEFAULT_OUTPUT)
+    return DEFAULT_OUTPUT
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +50,60 @@ def cluster(programs: Path) -> Iterator[ControlPlane]:
             wait_until_untainted(api, name)
         with deleted_pods_end(api):
             yield running
+
+
+@pytest.fixture(scope="session")
+def root(programs: Path) -> None:
+    """Skips a test on a machine that cannot have real nodes now."""
+    try:
+        check(programs)
+    except HostError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def images(request: pytest.FixtureRequest, programs: Path) -> Mapping[str, Image]:
+    """All images, by name."""
+    request.getfixturevalue("root")
+    return build_images(programs / "images", programs / "bin")
+
+
+@pytest.fixture(scope="session")
+def whole_cluster(programs: Path, images: Mapping[str, Image]) -> Iterator[RealCluster]:
+    """A cluster with two real nodes; nothing of it is left afterwards, or the run fails."""
+    with real_cluster(programs / "bin", images) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def node_api(whole_cluster: RealCluster) -> Iterator[KubernetesApi]:
+    """The API server of the cluster with real nodes, as the administrator."""
+    with KubernetesApi(whole_cluster.control_plane.kubeconfig) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The small model, made once per checkout (or CLOISTER_TEST_MODEL)."""
+    directory = Path(os.environ.get("CLOISTER_TEST_MODEL", CHECKOUT / "build" / "demo_model"))
+    make_demo_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def whole_stack(
+    whole_cluster: RealCluster,
+    images: Mapping[str, Image],
+    programs: Path,
+    demo_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[WholeStack]:
+    """The stack ``dev`` with everything running; destroyed in the end, and nothing of it is left."""
+    directory = tmp_path_factory.mktemp("pulumi")
+    with running_stack(whole_cluster, images, programs, directory, demo_model) as running:
+        yield running
+    with KubernetesApi(whole_cluster.control_plane.kubeconfig) as opened:
+        assert namespaces_left(opened) == []
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,10 @@
-"""A real Kubernetes control plane on this machine's loopback: etcd, API server, controller manager, scheduler.
+"""A real Kubernetes control plane: etcd, API server, controller manager, scheduler.
 
-Everything it writes is in one directory, and every process it starts is ended with it. There is no kubelet: pods are
-admitted and bound to the nodes of ``nodes.py``, and never run.
+Everything it writes is in one directory, and every process it starts is ended with it. On loopback there is no kubelet:
+pods are admitted and bound to the nodes of ``nodes.py``, and never run. ``node/`` has real nodes.
 """
 
-import socket
-import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +15,14 @@ import httpx
 from tests.cluster import kuberay
 from tests.cluster.access import CONTROLLER_MANAGER, OPERATOR, SCHEDULER, Access, make_access
 from tests.cluster.api import KubernetesApi
+from tests.cluster.ports import LOOPBACK, answers, free_ports
 from tests.cluster.processes import Process
 
-_LOOPBACK: Final = "127.0.0.1"
+SERVICE_NETWORK: Final = "10.96.0.0/16"
+# A loopback address cannot be the endpoint of the Service `kubernetes`.
+_WITHOUT_KUBELETS: Final = ("--authorization-mode=RBAC", "--endpoint-reconciler-type=none")
+# No kubelet says that its node lives.
+_NEVER: Final = "24h"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,7 @@ class ControlPlane:
         ca_file: of the API server's certificate.
         access: who may talk to it.
         kubeconfig: the administrator's.
+        has_kubelets: pods run; otherwise they are only bound to nodes.
     """
 
     bin: Path
@@ -41,6 +45,7 @@ class ControlPlane:
     ca_file: Path
     access: Access
     kubeconfig: Path
+    has_kubelets: bool = False
 
 
 @contextmanager
@@ -51,34 +56,57 @@ def control_plane(programs: Path, directory: Path) -> Iterator[ControlPlane]:
         programs: what ``build.py`` made.
         directory: an empty one of its own.
     """
-    access = make_access(directory)
-    etcd_port, etcd_peers, port, manager_port, scheduler_port = _free_ports(5)
+    cluster, processes = control_plane_parts(programs, directory)
+    with ExitStack() as stack:
+        for each in processes:
+            stack.enter_context(each)
+        yield cluster
+
+
+def control_plane_parts(
+    programs: Path, directory: Path, *, address: str = LOOPBACK, nodes: Sequence[str] = ()
+) -> tuple[ControlPlane, list[Process]]:
+    """A new, empty cluster that does not run yet.
+
+    Args:
+        programs: what ``build.py`` made.
+        directory: an empty one of its own.
+        address: of the API server. That of a bridge is reached from pods.
+        nodes: those with a kubelet; such a cluster can outlive this process.
+
+    Returns:
+        the cluster, and its processes in the order in which they have to be started.
+    """
+    access = make_access(directory, nodes)
+    etcd_port, etcd_peers, port, manager_port, scheduler_port = free_ports(5)
+    server, ca_file = f"https://{address}:{port}", directory / "apiserver" / "apiserver.crt"
     cluster = ControlPlane(
         bin=programs,
         directory=directory,
-        server=f"https://{_LOOPBACK}:{port}",
-        ca_file=directory / "apiserver" / "apiserver.crt",
+        server=server,
+        ca_file=ca_file,
         access=access,
-        kubeconfig=access.kubeconfig(f"https://{_LOOPBACK}:{port}", directory / "apiserver" / "apiserver.crt"),
+        kubeconfig=access.kubeconfig(server, ca_file),
+        has_kubelets=bool(nodes),
     )
-    with ExitStack() as stack:
-        etcd_url = f"http://{_LOOPBACK}:{etcd_port}"
-        stack.enter_context(_etcd(cluster, etcd_url, f"http://{_LOOPBACK}:{etcd_peers}"))
-        stack.enter_context(_api_server(cluster, etcd_url, port))
-        stack.enter_context(_controller_manager(cluster, manager_port))
-        stack.enter_context(_scheduler(cluster, scheduler_port))
-        yield cluster
+    etcd_url = f"http://{LOOPBACK}:{etcd_port}"
+    return cluster, [
+        _etcd(cluster, etcd_url, f"http://{LOOPBACK}:{etcd_peers}"),
+        _api_server(cluster, etcd_url, address, port),
+        _controller_manager(cluster, manager_port),
+        _scheduler(cluster, scheduler_port),
+    ]
 
 
 def kuberay_operator(cluster: ControlPlane) -> Process:
     """KubeRay's operator, outside of the cluster; the CRDs must be there."""
-    metrics, probes = _free_ports(2)
+    metrics, probes = free_ports(2)
     kubeconfig = cluster.access.kubeconfig(cluster.server, cluster.ca_file, user=OPERATOR)
     command = kuberay.operator_command(cluster.bin, kubeconfig, metrics_port=metrics, probe_port=probes)
     log = cluster.directory / "ray-operator.log"
     # Its client reads credentials from a kubeconfig only by this flag or this variable.
     environment = {"KUBECONFIG": str(kubeconfig), "HOME": str(cluster.directory)}
-    return Process(command, log=log, environment=environment, is_ready=_answers(f"http://{_LOOPBACK}:{probes}/readyz"))
+    return Process(command, log=log, environment=environment, is_ready=answers(f"http://{LOOPBACK}:{probes}/readyz"))
 
 
 def _etcd(cluster: ControlPlane, url: str, peer_url: str) -> Process:
@@ -94,29 +122,37 @@ def _etcd(cluster: ControlPlane, url: str, peer_url: str) -> Process:
         "--unsafe-no-fsync",
         "--log-level=warn",
     ]
-    return Process(command, log=cluster.directory / "etcd.log", is_ready=_answers(f"{url}/health"))
+    return _part(cluster, command, answers(f"{url}/health"))
 
 
-def _api_server(cluster: ControlPlane, etcd_url: str, port: int) -> Process:
+def _api_server(cluster: ControlPlane, etcd_url: str, address: str, port: int) -> Process:
     key = cluster.access.service_account_key
     command = [
         str(cluster.bin / "kube-apiserver"),
         f"--etcd-servers={etcd_url}",
-        f"--bind-address={_LOOPBACK}",
+        f"--bind-address={address}",
         f"--secure-port={port}",
         f"--cert-dir={cluster.ca_file.parent}",
         f"--token-auth-file={cluster.access.token_file}",
-        "--authorization-mode=RBAC",
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",
         "--service-account-issuer=https://kubernetes.default.svc",
-        "--service-cluster-ip-range=10.96.0.0/16",
+        f"--service-cluster-ip-range={SERVICE_NETWORK}",
         "--allow-privileged",
-        # A loopback address cannot be the endpoint of the Service `kubernetes`.
-        "--endpoint-reconciler-type=none",
+        *(_for_kubelets(cluster.access) if cluster.has_kubelets else _WITHOUT_KUBELETS),
     ]
-    log = cluster.directory / "kube-apiserver.log"
-    return Process(command, log=log, is_ready=lambda: _is_ready(cluster), timeout_s=120)
+    return _part(cluster, command, lambda: _is_ready(cluster))
+
+
+def _for_kubelets(access: Access) -> list[str]:
+    return [
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        f"--kubelet-client-certificate={access.kubelet_client_certificate}",
+        f"--kubelet-client-key={access.kubelet_client_key}",
+        # The nodes' names are in no DNS.
+        "--kubelet-preferred-address-types=InternalIP",
+    ]
 
 
 def _controller_manager(cluster: ControlPlane, port: int) -> Process:
@@ -129,11 +165,10 @@ def _controller_manager(cluster: ControlPlane, port: int) -> Process:
         "--leader-elect=false",
         # Each controller has a role of its own; the account of all of them has hardly any.
         "--use-service-account-credentials",
-        # No kubelet says that it lives.
-        "--node-monitor-grace-period=24h",
+        f"--node-monitor-grace-period={'30s' if cluster.has_kubelets else _NEVER}",
         *_served(cluster, "controller-manager", port),
     ]
-    return _controller(cluster, command, port)
+    return _part(cluster, command, answers(f"https://{LOOPBACK}:{port}/healthz"))
 
 
 def _scheduler(cluster: ControlPlane, port: int) -> Process:
@@ -144,36 +179,16 @@ def _scheduler(cluster: ControlPlane, port: int) -> Process:
         "--leader-elect=false",
         *_served(cluster, "scheduler", port),
     ]
-    return _controller(cluster, command, port)
+    return _part(cluster, command, answers(f"https://{LOOPBACK}:{port}/healthz"))
 
 
 def _served(cluster: ControlPlane, name: str, port: int) -> list[str]:
-    return [f"--bind-address={_LOOPBACK}", f"--secure-port={port}", f"--cert-dir={cluster.directory / name}"]
+    return [f"--bind-address={LOOPBACK}", f"--secure-port={port}", f"--cert-dir={cluster.directory / name}"]
 
 
-def _controller(cluster: ControlPlane, command: list[str], port: int) -> Process:
+def _part(cluster: ControlPlane, command: list[str], is_ready: Callable[[], bool]) -> Process:
     log = cluster.directory / f"{Path(command[0]).name}.log"
-    return Process(command, log=log, is_ready=_answers(f"https://{_LOOPBACK}:{port}/healthz"))
-
-
-def _answers(url: str) -> Callable[[], bool]:
-    """Asks whether a URL on this machine answers with 200; whose certificate it has is of no interest."""
-    context = _unverified()
-
-    def answers() -> bool:
-        try:
-            return httpx.get(url, verify=context, trust_env=False, timeout=2).is_success
-        except httpx.TransportError:
-            return False
-
-    return answers
-
-
-def _unverified() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
+    return Process(command, log=log, is_ready=is_ready, timeout_s=120, detached=cluster.has_kubelets)
 
 
 def _is_ready(cluster: ControlPlane) -> bool:
@@ -185,11 +200,3 @@ def _is_ready(cluster: ControlPlane) -> bool:
             return api.is_ready() and api.find("v1", "Namespace", "default") is not None
     except (httpx.TransportError, OSError):
         return False
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.create_server((_LOOPBACK, 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports

@@ -1,4 +1,4 @@
-"""The manifests of ``Pulumi.dev.yaml`` in the cluster, without Pulumi: for tests of what talks to the API server."""
+"""The manifests of a stack file in the cluster, without Pulumi: for tests of what talks to the API server."""
 
 import json
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from infra.access import RECONCILER
 from infra.manifests import Manifest, manifests
 from infra.render import record_stack
 from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from ray_job.contract.rayjobs import MODEL_ANNOTATION
 from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane
 
@@ -46,17 +47,18 @@ class Deployed:
 
 
 @contextmanager
-def deployed_stack(cluster: ControlPlane, api: KubernetesApi) -> Iterator[Deployed]:
-    """Makes the stack, and takes it away again."""
-    wanted = manifests(record_stack(DEV))
+def deployed_stack(cluster: ControlPlane, api: KubernetesApi, *, file: Path = DEV) -> Iterator[Deployed]:
+    """Makes the stack of a stack file, and takes it away again."""
+    wanted = manifests(record_stack(file))
     made = [each for kind in _KINDS for each in wanted if each.kind == kind]
     for each in made:
         api.create(each.body)
-    token = api.token(RECONCILER, SERVICE)
+    (service,) = (each.namespace for each in made if each.kind == "ServiceAccount" and each.name == RECONCILER)
+    token = api.token(RECONCILER, service)
     try:
         yield Deployed(
             reconciler=cluster.access.kubeconfig(cluster.server, cluster.ca_file, user=RECONCILER, token=token),
-            templates={MODEL: _template(wanted)},
+            templates=_templates(wanted),
         )
     finally:
         for each in made:
@@ -67,7 +69,7 @@ def deployed_stack(cluster: ControlPlane, api: KubernetesApi) -> Iterator[Deploy
                 api.wait_until_gone("v1", "Namespace", each.name, within_s=120)
 
 
-def job_spec(number: int) -> JobSpec:
+def job_spec(number: int, *, model: str = MODEL) -> JobSpec:
     """The spec of a job that never runs."""
     return JobSpec(
         job_id=f"batch_{number:032x}-1",
@@ -77,12 +79,11 @@ def job_spec(number: int) -> JobSpec:
         input_key="files/input",
         object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
         database_url="",
-        model=ModelSpec(id=MODEL, source="/models/demo"),
+        model=ModelSpec(id=model, source=f"/models/{model}"),
     )
 
 
-def _template(wanted: tuple[Manifest, ...]) -> dict[str, Any]:
+def _templates(wanted: tuple[Manifest, ...]) -> dict[str, dict[str, Any]]:
     holder = next(each for each in wanted if each.kind == "ConfigMap" and each.name == "ray-job-templates")
-    (text,) = holder.body["data"].values()
-    template: dict[str, Any] = json.loads(text)
-    return template
+    templates = (json.loads(text) for text in holder.body["data"].values())
+    return {template["metadata"]["annotations"][MODEL_ANNOTATION]: template for template in templates}

@@ -1,4 +1,4 @@
-"""A stack on the cluster by Pulumi's engine, through the stand-in provider."""
+"""A stack on the cluster by Pulumi's engine, through the real Kubernetes provider or the stand-in for it."""
 
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pulumi import automation
 from infra.stack_file import read_stack_file
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deployed import DEV
-from tests.cluster.engine import Engine
+from tests.cluster.engine import Engine, has_real_provider
 from tests.cluster.provider import StandInProvider, stand_in_provider
 
 SECRETS: Final = {
@@ -26,18 +26,23 @@ class Deployment:
 
     Attributes:
         engine: the workspace.
-        provider: the stand-in between engine and API server.
         values: the stack file's keys; change them before the next `up`.
         secrets: the secret ones.
     """
 
     def __init__(
-        self, engine: Engine, provider: StandInProvider, values: dict[str, Any], secrets: dict[str, str]
+        self, engine: Engine, provider: StandInProvider | None, values: dict[str, Any], secrets: dict[str, str]
     ) -> None:
         self.engine = engine
-        self.provider = provider
+        self._provider = provider
         self.values = values
         self.secrets = secrets
+
+    @property
+    def provider(self) -> StandInProvider:
+        """The stand-in between engine and API server, where there is one."""
+        assert self._provider is not None, "the real provider is in use, which tells nothing here"
+        return self._provider
 
     @property
     def stack(self) -> automation.Stack:
@@ -58,12 +63,17 @@ class Deployment:
 
 @contextmanager
 def dev_stack(
-    cluster: ControlPlane, programs: Path, directory: Path, *, file: Path = DEV, **sections: Any
+    cluster: ControlPlane,
+    programs: Path,
+    directory: Path,
+    *,
+    file: Path = DEV,
+    **sections: Any,
 ) -> Iterator[Deployment]:
     """The stack, not made yet; whoever makes it destroys it.
 
     Args:
-        cluster: where it goes.
+        cluster: where it goes. Without kubelets the real provider would wait for ever.
         programs: the directory with ``bin/pulumi``.
         directory: for workspace and state.
         file: the stack file.
@@ -78,8 +88,11 @@ def dev_stack(
         **sections,
     }
     values["images"] = {key: image for key, image in values["images"].items() if key != "kuberay_operator"}
-    with stand_in_provider() as (provider, port):
+    secrets = {key: SECRETS.get(key, f"{key}-0123456789") for key in text.secret_keys}
+    if cluster.has_kubelets and has_real_provider():
+        engine = Engine(directory=directory, programs=programs, provider_port=None)
+        yield Deployment(engine, None, values, secrets)
+        return
+    with stand_in_provider(is_waiting=cluster.has_kubelets) as (provider, port):
         engine = Engine(directory=directory, programs=programs, provider_port=port)
-        yield Deployment(
-            engine, provider, values, {key: SECRETS.get(key, f"{key}-0123456789") for key in text.secret_keys}
-        )
+        yield Deployment(engine, provider, values, secrets)

@@ -1,5 +1,7 @@
 """Pulumi's real engine on the project's own program, by the Automation API with an inline program."""
 
+import logging
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,20 @@ from infra.config_schema import PROJECT
 from infra.program import run
 
 _PASSPHRASE: Final = "of no interest"
+_REAL_PROVIDER: Final = "pulumi-resource-kubernetes"
+
+logger = logging.getLogger(__name__)
+
+
+def has_real_provider(path: str | None = None) -> bool:
+    """Whether the real Kubernetes provider is on PATH; the log says which provider it is going to be.
+
+    Args:
+        path: what to look in, as in PATH; None for PATH itself.
+    """
+    found = shutil.which(_REAL_PROVIDER, path=path)
+    logger.info("Kubernetes provider: %s", found or f"the stand-in, as there is no {_REAL_PROVIDER} on PATH")
+    return found is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +37,12 @@ class Engine:
     Attributes:
         directory: of all that it writes.
         programs: the directory with ``bin/pulumi``.
-        provider_port: of the stand-in provider. The real one would wait for pods, which never run here.
+        provider_port: of the stand-in provider; None for the real one, which the engine finds on PATH.
     """
 
     directory: Path
     programs: Path
-    provider_port: int
+    provider_port: int | None
 
     @property
     def state_file(self) -> Path:
@@ -51,6 +67,16 @@ class Engine:
             stack.set_config(f"{PROJECT}:{key}", automation.ConfigValue(value, secret=True))
         return stack
 
+    def environment(self) -> dict[str, str]:
+        """What the CLI is told besides its own environment."""
+        stand_in = {"PULUMI_DEBUG_PROVIDERS": f"kubernetes:{self.provider_port}"} if self.provider_port else {}
+        return stand_in | {
+            "PULUMI_CONFIG_PASSPHRASE": _PASSPHRASE,
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+            "PULUMI_AUTOMATION_API_SKIP_VERSION_CHECK": "true",
+        }
+
     def _options(self) -> automation.LocalWorkspaceOptions:
         work, state = self.directory / "work", self.directory / "state"
         work.mkdir(exist_ok=True)
@@ -62,11 +88,5 @@ class Engine:
             project_settings=automation.ProjectSettings(
                 name=PROJECT, runtime="python", backend=automation.ProjectBackend(url=f"file://{state}")
             ),
-            env_vars={
-                "PULUMI_CONFIG_PASSPHRASE": _PASSPHRASE,
-                "PULUMI_SKIP_UPDATE_CHECK": "true",
-                "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
-                "PULUMI_AUTOMATION_API_SKIP_VERSION_CHECK": "true",
-                "PULUMI_DEBUG_PROVIDERS": f"kubernetes:{self.provider_port}",
-            },
+            env_vars=self.environment(),
         )

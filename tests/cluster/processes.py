@@ -1,5 +1,8 @@
 """A process of the cluster: started with a log, waited for until it is ready, and stopped by its own id."""
 
+import contextlib
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +26,8 @@ class Process:
         is_ready: asked until it says yes.
         environment: all of it; the program sees nothing of this process's own.
         timeout_s: how long it may take to be ready.
+        detached: it leads a session of its own, so that it can outlive this process and the terminal, and it is
+            stopped with all that it started in that session.
     """
 
     def __init__(
@@ -33,25 +38,47 @@ class Process:
         is_ready: Callable[[], bool],
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 60,
+        detached: bool = False,
     ) -> None:
         self._command = list(command)
         self._log = log
         self._is_ready = is_ready
         self._environment = dict(environment or {})
         self._timeout_s = timeout_s
+        self._detached = detached
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Its id while it runs."""
+        if self._process is None:
+            raise ProcessError(f"{self._command[0]} does not run")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts it, and returns once it is ready.
+
+        Raises:
+            ProcessError: it ended, or was not ready in time.
+        """
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=self._detached,
             )
         try:
             self._wait_until_ready(self._process)
         except BaseException:
             self.stop()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -62,16 +89,34 @@ class Process:
         """Ends it: first politely, then at once."""
         if self._process is None:
             return
-        self._process.terminate()
+        process, self._process = self._process, None
+        self._signal(process, signal.SIGTERM)
+        end = time.monotonic() + timeout_s
+        while self._runs(process):
+            if time.monotonic() > end:
+                self._signal(process, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def _signal(self, process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+        if self._detached:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        else:
+            process.send_signal(number)
+
+    def _runs(self, process: subprocess.Popen[bytes]) -> bool:
+        if process.poll() is None:
+            return True
+        if not self._detached:
+            return False
         try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        name = Path(self._command[0]).name
+        name = self._log.stem
         end = time.monotonic() + self._timeout_s
         while not self._is_ready():
             if process.poll() is not None:

@@ -3,11 +3,13 @@
 It speaks Pulumi's provider protocol, and gives the API server each object by server-side apply. It is for machines on
 which `pulumi-resource-kubernetes` is not to be had. What it cannot do, or does in another way than the real one:
 
-- It awaits nothing but the end of deletions: an object is there as soon as the API server has taken it.
+- Told to wait (``is_waiting``), it waits as the real one does for Jobs, Deployments, StatefulSets, Services and volume
+  claims (``readiness.py``). What did not become ready is not in the state, and the next `up` makes it again. Otherwise
+  it awaits nothing but the end of deletions: without a kubelet nothing ever becomes ready.
 - No Helm charts, no invokes, no lists, no names that the provider makes up: each is an error that says so.
 - What replaces an object is its kind, name and namespace, and the fields of ``_IMMUTABLE``, a part of the real list.
 - It knows one cluster: that of the provider that was configured last, by a kubeconfig file with a token.
-- Of the annotations ``pulumi.com/*`` it obeys patchFieldManager and patchForce.
+- Of the annotations ``pulumi.com/*`` it obeys patchFieldManager, patchForce and skipAwait.
 - A refresh asks the API server by a dry run what the inputs would change; that is its drift. Fields that the inputs
   do not have are of no interest to it.
 """
@@ -34,6 +36,7 @@ from tests.cluster.provider_values import (
     revealed,
     to_struct,
 )
+from tests.cluster.readiness import NeverReadyError, wait_until_ready
 
 VERSION: Final = "4.34.2"
 _FIELD_MANAGER: Final = "pulumi-kubernetes-stand-in"
@@ -48,7 +51,8 @@ _IMMUTABLE: Final = {
 }
 _IDENTITY: Final = ("apiVersion", "kind", "metadata.name", "metadata.namespace")
 _KINDS: Final = {"add": "ADD", "delete": "DELETE", "update": "UPDATE"}
-_DELETION_S: Final = 60.0
+_DELETION_S: Final = 300.0
+_READY_S: Final = 600.0
 _NOT_FOUND: Final = 404
 
 logger = logging.getLogger(__name__)
@@ -61,11 +65,15 @@ class StandInProvider(provider_pb2_grpc.ResourceProviderServicer):
         warnings: what the API server warned of, with the object's kind and name.
         is_forcing: take fields from whoever else has set them, as the real one does with
             ``PULUMI_K8S_ENABLE_PATCH_FORCE=true`` in its environment.
+
+    Args:
+        is_waiting: an object is there once it is ready.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_waiting: bool = False) -> None:
         self.warnings: list[str] = []
         self.is_forcing = False
+        self._is_waiting = is_waiting
         self._api: KubernetesApi | None = None
         self._kubeconfig = ""
 
@@ -115,14 +123,14 @@ class StandInProvider(provider_pb2_grpc.ResourceProviderServicer):
     def Create(self, request: Any, context: Any) -> Any:  # noqa: N802
         inputs = from_struct(request.properties)
         with _told(context, request.urn):
-            live = self._apply(inputs, preview=request.preview, patch=_is_patch(request.urn))
+            live = self._applied(inputs, request)
         return provider_pb2.CreateResponse(id=_id(inputs), properties=to_struct(_outputs(live, inputs)))
 
     def Update(self, request: Any, context: Any) -> Any:  # noqa: N802
         inputs = from_struct(request.news)
         with _told(context, request.urn):
             wanted = self._without_ignored(inputs, list(request.ignoreChanges))
-            live = self._apply(wanted, preview=request.preview, patch=_is_patch(request.urn))
+            live = self._applied(wanted, request)
         return provider_pb2.UpdateResponse(properties=to_struct(_outputs(live, inputs)))
 
     def Read(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -155,6 +163,12 @@ class StandInProvider(provider_pb2_grpc.ResourceProviderServicer):
         if self._api is None:
             raise ApiError(0, "the provider has no kubeconfig")
         return self._api
+
+    def _applied(self, inputs: dict[str, Any], request: Any) -> dict[str, Any]:
+        live = self._apply(inputs, preview=request.preview, patch=_is_patch(request.urn))
+        if request.preview or not self._is_waiting:
+            return live
+        return wait_until_ready(self._server, revealed(inputs), within_s=request.timeout or _READY_S)
 
     def _apply(self, inputs: dict[str, Any], *, preview: bool, patch: bool) -> dict[str, Any]:
         body = revealed(inputs)
@@ -209,9 +223,9 @@ class StandInProvider(provider_pb2_grpc.ResourceProviderServicer):
 
 
 @contextmanager
-def stand_in_provider() -> Iterator[tuple[StandInProvider, int]]:
+def stand_in_provider(*, is_waiting: bool = False) -> Iterator[tuple[StandInProvider, int]]:
     """Serves the stand-in; gives it and its port, for ``PULUMI_DEBUG_PROVIDERS=kubernetes:<port>``."""
-    provider = StandInProvider()
+    provider = StandInProvider(is_waiting=is_waiting)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=16), options=[("grpc.max_receive_message_length", 64 * 1024 * 1024)]
     )
@@ -283,7 +297,7 @@ def _is_patch(urn: str) -> bool:
 def _told(context: Any, urn: str) -> Iterator[None]:
     try:
         yield
-    except (ApiError, TimeoutError) as error:
+    except (ApiError, NeverReadyError, TimeoutError) as error:
         _refuse(context, f"{urn.rpartition('::')[2]}: {error}")
 
 

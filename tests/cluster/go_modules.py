@@ -1,0 +1,16 @@
+"""Where Go keeps the source of a module that one of this folder's modules requires: definitions of kinds lie there."""
+
+import subprocess
+from pathlib import Path
+
+
+def module_directory(requiring: Path, module: str) -> Path:
+    """The directory of a module's source.
+
+    Args:
+        requiring: the directory of the module whose go.mod names the version.
+        module: its path, e.g. ``sigs.k8s.io/kwok``.
+    """
+    command = ["go", "list", "-m", "-f", "{{.Dir}}", module]
+    done = subprocess.run(command, cwd=requiring, stdout=subprocess.PIPE, text=True, check=True)
+    return Path(done.stdout.strip())

@@ -1,0 +1,18 @@
+"""Asks a Ray cluster for the GPUs of engines, as a job's actors do.
+
+    python -m tests.cluster.gpu_pools.ray_demand GCS_ADDRESS ENGINES GPUS_PER_ENGINE
+
+It holds them until it is ended by a signal.
+"""
+
+import signal
+import sys
+
+import ray
+from ray.util.placement_group import placement_group
+
+if __name__ == "__main__":
+    address, engines, gpus = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    ray.init(address=address, log_to_driver=False)
+    groups = [placement_group([{"GPU": gpus}]) for _ in range(engines)]
+    signal.pause()

@@ -1,0 +1,178 @@
+"""Builds the images of the whole cluster, once, into a directory outside of git.
+
+    python -m tests.cluster.images.build [--out build/cluster]
+
+It needs root, buildah and debootstrap, the programs that ``tests.cluster.build`` makes, and mirrors of Debian's and
+Python's packages. The service and Ray's image are built from the project's own Containerfiles, by ``images/build.sh``.
+What is there already is not built again unless something in it has changed; a change of the code alone takes
+seconds, since the packages (7 GB) stay as they are. While those are built, 29 GB must be free; 15 GB stay.
+"""
+
+import argparse
+import fcntl
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.build import DEFAULT_OUTPUT
+from tests.cluster.images.bases import Bases, make_bases
+from tests.cluster.images.buildah import Buildah, ImageBuildError, buildah, require_programs, require_room, run
+from tests.cluster.images.image import PREFIX, Image, images_in, remove_replaced_images
+from tests.cluster.images.marks import Marks, fingerprint
+
+HERE: Final = Path(__file__).parent
+ROOT: Final = HERE.parents[2]
+IMAGES: Final = ("pause", "coredns", "ray-operator", "versitygw", "postgres", "service", "ray-cpu")
+# What packages take while they are built: in the build stage, in the image, as a layer, and in the layout.
+_ROOM_GB: Final = {"service": 1, "ray-cpu": 29}
+_LAYOUT: Final = "layout"
+
+
+def build_images(output: Path, programs: Path) -> Mapping[str, Image]:
+    """Builds what is not there yet, or was built of something else.
+
+    Args:
+        output: everything comes below it, and it may be deleted as a whole.
+        programs: the directory with the programs that images are made of.
+
+    Returns:
+        The images by name: those of ``IMAGES``.
+
+    Raises:
+        ImageBuildError: the message says why, and what to do.
+    """
+    require_programs()
+    output = output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with buildah(output / "storage") as engine:
+            marks = Marks(output / "built")
+            bases = make_bases(engine, marks)
+            _Builder(engine=engine, marks=marks, bases=bases, programs=programs.absolute(), output=output).build()
+        remove_replaced_images(output / _LAYOUT)
+    return built_images(output)
+
+
+def built_images(output: Path) -> Mapping[str, Image]:
+    """The images that ``build_images`` has built.
+
+    Raises:
+        ImageBuildError: one is missing.
+    """
+    found = images_in(output / _LAYOUT)
+    if missing := [name for name in IMAGES if name not in found]:
+        raise ImageBuildError(f"no image of {', '.join(missing)} is in {output}: python -m tests.cluster.images.build")
+    return {name: found[name] for name in IMAGES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Builder:
+    engine: Buildah
+    marks: Marks
+    bases: Bases
+    programs: Path
+    output: Path
+
+    def build(self) -> None:
+        self._from_program("pause", "pause")
+        self._from_program("coredns", "program", program="coredns")
+        self._from_program("ray-operator", "program", program="ray-operator")
+        self._from_program("versitygw", "versitygw", program="versitygw")
+        self._from_program("postgres", "postgres")
+        self._lane("service", "pyproject.toml", "README.md", "LICENSE", "ray_job", "service")
+        self._lane("ray-cpu", "ray_job")
+        # Images that others have replaced, and stages that were in between.
+        self.engine.run("rmi", "--prune", "--force")
+
+    def _from_program(self, name: str, file: str, *, program: str = "") -> None:
+        """An image of a Containerfile in this folder, with one of the programs or none."""
+        containerfile = HERE / f"{file}.Containerfile"
+        parts = [self.programs / program] if program else []
+        missing = [path for path in parts if not path.exists()]
+        if missing:
+            raise ImageBuildError(f"there is no {missing[0]}: python -m tests.cluster.build")
+        arguments = {"BASE": self.bases.runtime, "BUILD_BASE": self.bases.build, "PROGRAM": program}
+        used = {key: value for key, value in arguments.items() if f"ARG {key}\n" in containerfile.read_text()}
+
+        def build() -> None:
+            self.engine.build(containerfile, context=self.programs, tag=self._place(name), arguments=used)
+
+        self._unless_built(name, fingerprint(containerfile, *used.values(), *parts), build)
+
+    def _lane(self, lane: str, *sources: str) -> None:
+        """An image of the project. Its packages are an image in the storage too: sources are added to that quickly."""
+        containerfile = ROOT / f"images/{lane}.Containerfile"
+        constraints = (ROOT / f"images/constraints/{lane}.txt", ROOT / "constraints/uv.txt")
+        stages, last, _ = containerfile.read_text().partition("\nFROM packages\n")
+        if not last:
+            raise ImageBuildError(f"{containerfile} has no last stage on its stage `packages`")
+        packages = f"{lane}-packages"
+        self.marks.build(
+            packages,
+            fingerprint(self.bases.runtime, stages, *constraints),
+            lambda: self._packages(packages, containerfile, room_gb=_ROOM_GB[lane]),
+            there=self.engine.reference(packages) is not None and packages in images_in(self.output / _LAYOUT),
+        )
+        base = f"{self.engine.reference(packages)}"
+        made_of = fingerprint(base, containerfile, *(ROOT / source for source in sources))
+        self._unless_built(lane, made_of, lambda: self._code(lane, base))
+
+    def _packages(self, name: str, containerfile: Path, *, room_gb: int) -> None:
+        """Straight into the layout: on its way through the storage there would be five copies of 7 GB at a time."""
+        require_room(self.output, room_gb)
+        arguments = ["--build-arg", f"BASE={self.bases.runtime}", "--build-arg", f"BUILD_BASE={self.bases.build}"]
+        arguments += ["--target", "packages", "--volume", _uv_cache(), "--tag", self._place(name)]
+        self.engine.run("build", "--quiet", "--file", str(containerfile), *arguments, str(ROOT))
+        # The name that it gets is that of the directory, which must be in lower case: hence no absolute path.
+        self.engine.run("pull", "--quiet", f"oci:{_LAYOUT}:{PREFIX}/{name}", cwd=self.output)
+        self.engine.run("tag", f"localhost/{_LAYOUT}", f"{PREFIX}/{name}")
+        self.engine.run("rmi", f"localhost/{_LAYOUT}")
+
+    def _code(self, lane: str, packages: str) -> None:
+        """As the project's users build it, but from packages that are there."""
+        options = f"--volume {_uv_cache()} --build-context packages=container-image://{packages}"
+        settings = {"ENGINE": "buildah", "REPOSITORY": PREFIX, "PUSH": "", "OPTIONS": options}
+        bases = {"BASE": self.bases.runtime, "BUILD_BASE": self.bases.build}
+        said = run([str(ROOT / "images/build.sh"), lane], environment={**self.engine.environment, **settings, **bases})
+        (tag,) = re.findall(rf"^({PREFIX}/{lane}:\S+) is built", said, flags=re.MULTILINE)
+        # The packages are in the layout already, and not compressed: for Ray's that would take minutes.
+        self.engine.run("push", tag, self._place(lane))
+        self.engine.run("rmi", tag)
+
+    def _unless_built(self, name: str, made_of: str, build: Callable[[], None]) -> None:
+        self.marks.build(name, made_of, build, there=name in images_in(self.output / _LAYOUT))
+
+    def _place(self, name: str) -> str:
+        return f"oci:{self.output / _LAYOUT}:{PREFIX}/{name}"
+
+
+def _uv_cache() -> str:
+    """What ``make setup`` has downloaded is not downloaded again."""
+    directory = Path(run([str(Path(sys.executable).parent / "uv"), "cache", "dir"]).strip())
+    directory.mkdir(parents=True, exist_ok=True)
+    return f"{directory}:/root/.cache/uv"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.cluster.images.build", description="Builds the images of the whole cluster."
+    )
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help=f"default: {DEFAULT_OUTPUT}")
+    output = parser.parse_args(arguments).out
+    try:
+        images = build_images(output / "images", output / "bin")
+    except ImageBuildError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    for image in images.values():
+        sys.stdout.write(f"{image.reference}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Brings images into a containerd, where pods find them by digest without any registry."""
+
+import errno
+import io
+import json
+import os
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from tests.cluster.images.image import Image
+
+_INDEX: Final = "application/vnd.oci.image.index.v1+json"
+
+
+class ImportImageError(Exception):
+    """containerd did not take an image; the message has what it said."""
+
+
+def import_image(image: Image, *, socket: Path) -> None:
+    """Makes an image known, and unpacks it; returns at once if it is there.
+
+    Where both are on one file system, the blobs become hard links in containerd's store: nothing is copied but what
+    is unpacked.
+
+    Args:
+        image: with its files.
+        socket: of containerd, on this machine. It must collect no garbage meanwhile (``schedule_delay`` of
+            ``io.containerd.gc.v1.scheduler``): blobs are there before anything refers to them.
+
+    Raises:
+        ImportImageError: see the message.
+    """
+    if image.reference in _ctr(socket, "images", "ls", "--quiet").split():
+        return
+    store = _content_store(socket)
+    there = set(_ctr(socket, "content", "ls", "--quiet").split())
+    for digest, path in image.blobs().items():
+        if digest not in there:
+            _add_blob(digest, path, store=store, socket=socket)
+    _ctr(socket, "images", "import", "-", given=_index(image))
+
+
+def _add_blob(digest: str, path: Path, *, store: Path, socket: Path) -> None:
+    place = store / "blobs" / digest.replace(":", "/")
+    # A new containerd makes it with its first blob.
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, place)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    size = str(path.stat().st_size)
+    with path.open("rb") as content:
+        # Of a file that is in the store already, containerd reads nothing.
+        command = ["content", "ingest", "--expected-digest", digest, "--expected-size", size, digest]
+        _ctr(socket, *command, given=content)
+
+
+def _index(image: Image) -> bytes:
+    """An archive that names the image: all else is in the store already."""
+    manifest = image.blob(image.digest)
+    entry = {
+        "mediaType": image.manifest()["mediaType"],
+        "digest": image.digest,
+        "size": manifest.stat().st_size,
+        "annotations": {"io.containerd.image.name": image.reference},
+    }
+    files = {
+        "oci-layout": {"imageLayoutVersion": "1.0.0"},
+        "index.json": {"schemaVersion": 2, "mediaType": _INDEX, "manifests": [entry]},
+    }
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for name, content in files.items():
+            text = json.dumps(content).encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text))
+    return written.getvalue()
+
+
+def _content_store(socket: Path) -> Path:
+    """Where containerd keeps blobs."""
+    details = _ctr(socket, "plugins", "ls", "--detailed", "type==io.containerd.content.v1")
+    found = re.search(r"^\s*(?:Exports:)?\s*root\s+(\S+)\s*$", details, flags=re.MULTILINE)
+    if found is None:
+        raise ImportImageError(f"containerd at {socket} does not say where its content store is:\n{details}")
+    return Path(found[1])
+
+
+def _ctr(socket: Path, *arguments: str, given: bytes | BinaryIO | None = None) -> str:
+    command = ["ctr", "--address", str(socket), "--namespace", "k8s.io", *arguments]
+    stream, content = (None, given) if isinstance(given, bytes) else (given or subprocess.DEVNULL, None)
+    done = subprocess.run(command, stdin=stream, input=content, capture_output=True, check=False)
+    if done.returncode:
+        raise ImportImageError(f"`{' '.join(command)}` ended with {done.returncode}: {done.stderr.decode()}")
+    return done.stdout.decode()

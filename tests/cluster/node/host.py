@@ -1,0 +1,219 @@
+"""This machine: whether the cluster may run on it, and how all that the cluster made is taken away again.
+
+What is there is found by its place and name, never by a record of a run: so it is found after a crash of anything.
+Only what is changed rather than made (settings of the kernel, directories outside of ours) is written down before.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.node.cgroups import cgroup_directories, remove_cgroup
+from tests.cluster.node.iptables import chains, remove_chains
+from tests.cluster.node.layout import NODES, PATH, RUN, STATE
+from tests.cluster.node.namespaces import MOUNT_POINTS
+from tests.cluster.node.network import CHAIN, SYSCTLS, bridges, remove_bridge, taken_networks
+
+_PACKAGES: Final = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    # For the images that run on it.
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+}
+_PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy")
+_OUR_PROGRAMS: Final = {*_PROGRAMS, "unshare", "nsenter", "containerd", "containerd-shim-runc-v2", "ctr"}
+_KUBELETS: Final = {"kubelet", "kubelite", "k3s", "k0s"}
+_RECORD: Final = STATE / "before.json"
+# What the kubelets, kube-proxy and the pods' network set besides.
+KERNEL: Final = (
+    *SYSCTLS,
+    "kernel.keys.root_maxbytes",
+    "kernel.keys.root_maxkeys",
+    "kernel.panic",
+    "kernel.panic_on_oops",
+    "net.ipv4.conf.all.route_localnet",
+    "vm.overcommit_memory",
+    "vm.panic_on_oom",
+)
+# Ray's image, unpacked, and what pods write.
+_ROOM_GB: Final = 12
+_KUBERNETES_CHAINS: Final = "KUBE-"
+_GONE_WITHIN_S: Final = 30
+
+
+class HostError(Exception):
+    """The cluster cannot run here, or something of it cannot be removed; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    pid: int
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return Path(self.arguments[0]).name
+
+    @property
+    def is_ours(self) -> bool:
+        places = (str(STATE), str(RUN))
+        return self.name in _OUR_PROGRAMS and any(place in each for each in self.arguments for place in places)
+
+
+def lacking() -> str:
+    """What the machine lacks for a real cluster and how to get it; empty when it has all."""
+    if os.geteuid() != 0:
+        return "a real cluster needs root (kubelets, containers, network devices): run it as root"
+    missing = sorted({package for command, package in _PACKAGES.items() if shutil.which(command, path=PATH) is None})
+    if missing:
+        return f"Debian packages are missing; as root: apt-get install {' '.join(missing)}"
+    free_gb = shutil.disk_usage(STATE.parent).free // 10**9
+    return f"{STATE.parent} has {free_gb} GB free; a real cluster needs {_ROOM_GB}" if free_gb < _ROOM_GB else ""
+
+
+def why_not() -> str:
+    """What keeps the cluster from running here now and what to do about it; empty when nothing does."""
+    if reason := lacking():
+        return reason
+    if found := leftovers():
+        return f"a cluster runs here, or one has crashed: there is {found[0]}; take it away: make cluster-down"
+    if pids := [each.pid for each in _processes() if each.name in _KUBELETS]:
+        return f"this machine runs a kubelet already (process {pids[0]}); take one that does not"
+    if found := chains((_KUBERNETES_CHAINS,)):
+        return f"another Kubernetes has made the iptables chain {found[0]}; remove it, or take another machine"
+    if taken := taken_networks():
+        return f"the cluster's addresses are in use here: there is a route to {taken[0]}"
+    return ""
+
+
+def missing_programs(programs: Path) -> str:
+    """As ``why_not``, of what ``build.py`` makes.
+
+    Args:
+        programs: its directory ``bin``.
+    """
+    missing = [name for name in _PROGRAMS if not (programs / name).exists()]
+    return f"{programs} lacks {', '.join(missing)}; build them: python -m tests.cluster.build" if missing else ""
+
+
+def prepare() -> None:
+    """Makes the directories and sets the kernel, and writes down before how it was.
+
+    Raises:
+        HostError: the kernel cannot do it.
+        FileExistsError: another run has just done so.
+    """
+    with suppress(FileNotFoundError):
+        # Ordinary kernels have it as a module; in others it is built in, and there may be no modprobe.
+        subprocess.run(["modprobe", "br_netfilter"], check=False, stderr=subprocess.DEVNULL)
+    if missing := [name for name in SYSCTLS if not sysctl(name).exists()]:
+        raise HostError(f"the kernel has no {missing[0]}: it needs the module br_netfilter")
+    STATE.mkdir(mode=0o711)
+    made = [str(path) for path in MOUNT_POINTS if not path.exists()]
+    kernel = {name: sysctl(name).read_text().strip() for name in KERNEL if sysctl(name).exists()}
+    unfinished = _RECORD.with_suffix(".new")
+    unfinished.write_text(json.dumps({"directories": made, "kernel": kernel}))
+    unfinished.rename(_RECORD)
+    RUN.mkdir(mode=0o711)
+    for path in MOUNT_POINTS:
+        path.mkdir(parents=True, exist_ok=True)
+    for name, value in SYSCTLS.items():
+        sysctl(name).write_text(value)
+
+
+def remove_everything() -> None:
+    """Takes away all that any run has made, whatever state it is in.
+
+    Raises:
+        HostError: something is still there, or this is not root; the message says it.
+    """
+    if os.geteuid() != 0:
+        raise HostError("only root can take a cluster away")
+    _kill_processes()
+    for node in NODES:
+        remove_cgroup(node.cgroup)
+    remove_chains(_our_chains())
+    for bridge in bridges():
+        remove_bridge(bridge)
+    _restore()
+    for mount in sorted(_mounts(), reverse=True):
+        subprocess.run(["umount", "--lazy", mount], check=True)
+    for directory in (RUN, STATE):
+        if directory.exists():
+            shutil.rmtree(directory)
+    if found := leftovers():
+        raise HostError(f"still there: {'; '.join(found)}")
+
+
+def leftovers() -> list[str]:
+    """What of a cluster is there now."""
+    return [
+        *(f"process {each.pid} ({' '.join(each.arguments)[:100]})" for each in _processes() if each.is_ours),
+        *(f"mount {path}" for path in _mounts()),
+        *(f"network device {name}" for name in bridges()),
+        *(f"iptables chain {name}" for name in chains(_our_chains())),
+        *(f"cgroup {path}" for node in NODES for path in cgroup_directories(node.cgroup)),
+        *(f"directory {path}" for path in (STATE, RUN) if path.exists()),
+    ]
+
+
+def _our_chains() -> tuple[str, ...]:
+    """Those of kube-proxy have no sign of whose they are: the cluster starts only where there are none."""
+    return (CHAIN, _KUBERNETES_CHAINS) if STATE.exists() else (CHAIN,)
+
+
+def _kill_processes() -> None:
+    end = time.monotonic() + _GONE_WITHIN_S
+    while running := [each for each in _processes() if each.is_ours]:
+        if time.monotonic() > end:
+            raise HostError(f"process {running[0].pid} ({running[0].name}) does not end")
+        for each in running:
+            with suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _processes() -> Iterator[_Running]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        # Processes end while they are looked at. One that has ended and is not waited for has no command line.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if text := path.read_bytes().decode(errors="replace"):
+                yield _Running(pid=int(path.parent.name), arguments=tuple(text.rstrip("\0").split("\0")))
+
+
+def _mounts() -> list[str]:
+    paths = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return [path for path in paths if Path(path).is_relative_to(STATE) or Path(path).is_relative_to(RUN)]
+
+
+def _restore() -> None:
+    if not _RECORD.exists():
+        return
+    record = json.loads(_RECORD.read_text())
+    for name, value in record["kernel"].items():
+        if sysctl(name).read_text().strip() != value:
+            sysctl(name).write_text(value)
+    for directory in map(Path, record["directories"]):
+        # What is not empty is in use by others meanwhile: ours was never seen there, only in the nodes' namespaces.
+        if directory.exists() and not any(directory.iterdir()):
+            directory.rmdir()
+
+
+def sysctl(name: str) -> Path:
+    """Where the kernel shows a setting, e.g. ``net.ipv4.ip_forward``."""
+    return Path("/proc/sys", *name.split("."))

@@ -1,0 +1,77 @@
+"""One node: its namespaces, containerd and kubelet."""
+
+from collections.abc import Iterable
+
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.images.image import Image
+from tests.cluster.images.importing import import_image
+from tests.cluster.node.cgroups import make_cgroup
+from tests.cluster.node.containerd import containerd
+from tests.cluster.node.kubelet import kubelet
+from tests.cluster.node.layout import NodeLayout
+from tests.cluster.node.namespaces import namespaces
+from tests.cluster.node.network import make_bridge, write_pod_network
+from tests.cluster.processes import Process
+
+
+class Node:
+    """A node, first without anything that runs.
+
+    Attributes:
+        name: of the node.
+        address: the node's own.
+        runtime: containerd's socket.
+    """
+
+    _namespaces: Process
+    _kubelet: Process
+
+    def __init__(self, layout: NodeLayout) -> None:
+        self.name = layout.name
+        self.address = layout.address
+        self.runtime = layout.socket
+        self._layout = layout
+        self._started: list[Process] = []
+
+    def make(self) -> None:
+        """Makes its directories, network and control group."""
+        self._layout.state.mkdir()
+        self._layout.run.mkdir()
+        make_cgroup(self._layout.cgroup)
+        make_bridge(self._layout)
+        write_pod_network(self._layout)
+
+    def start_runtime(self, images: Iterable[Image], *, pause_image: str) -> None:
+        """Starts containerd and gives it images; it needs no API server yet."""
+        self._namespaces = self._start(namespaces(self._layout))
+        self._start(containerd(self._layout, self._namespaces, pause_image=pause_image))
+        for image in images:
+            import_image(image, socket=self.runtime)
+
+    def join(self, cluster: ControlPlane) -> None:
+        """Starts the kubelet, which registers the node."""
+        self._kubelet = self._start(kubelet(cluster, self._layout, self._namespaces))
+
+    def start_kubelet(self) -> None:
+        """Starts it after it was stopped."""
+        self._kubelet.start()
+
+    def stop_kubelet(self) -> None:
+        """Stops it; the pods run on."""
+        self._kubelet.stop()
+
+    def restart_kubelet(self) -> None:
+        """Stops it and starts it at once."""
+        self.stop_kubelet()
+        self.start_kubelet()
+
+    def stop(self) -> None:
+        """Ends everything that runs on it, the pods too."""
+        for each in self._started:
+            # The first process of a namespace gets no signal but this one.
+            each.stop(timeout_s=0)
+
+    def _start(self, process: Process) -> Process:
+        self._started.append(process)
+        process.start()
+        return process

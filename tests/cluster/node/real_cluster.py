@@ -1,0 +1,112 @@
+"""A whole Kubernetes with two real nodes on this machine."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.api import KubernetesApi
+from tests.cluster.control_plane import control_plane_parts
+from tests.cluster.images.image import Image
+from tests.cluster.node.dns import dns_manifests
+from tests.cluster.node.host import HostError, missing_programs, prepare, remove_everything, why_not
+from tests.cluster.node.kube_proxy import kube_proxy
+from tests.cluster.node.layout import CONTROL_PLANE, NODES, NodeLayout
+from tests.cluster.node.network import allow_forwarding
+from tests.cluster.node.node import Node
+from tests.cluster.node.storage import make_volumes
+from tests.cluster.node.waiting import wait_until_available, wait_until_node_ready
+
+_SYSTEM, _CPU = NODES
+_RAY: Final = "ray-cpu"
+_PAUSE: Final = "pause"
+
+
+class RealCluster:
+    """A running cluster.
+
+    Attributes:
+        control_plane: as of any cluster of these tests.
+        nodes: by name; ``node-1`` has volumes and DNS, ``node-2`` Ray's image.
+    """
+
+    def __init__(self, programs: Path) -> None:
+        CONTROL_PLANE.mkdir()
+        self.nodes: Mapping[str, Node] = {layout.name: Node(layout) for layout in NODES}
+        self.control_plane, self._processes = control_plane_parts(
+            programs, CONTROL_PLANE, address=_SYSTEM.address, nodes=[*self.nodes]
+        )
+
+    def start(self, images: Mapping[str, Image]) -> None:
+        """Starts everything, and returns once pods can run."""
+        for node in self.nodes.values():
+            node.make()
+        allow_forwarding(_SYSTEM)
+        pause = images["pause"].reference
+        with ThreadPoolExecutor() as pool:
+            runtimes = [
+                pool.submit(self.nodes[layout.name].start_runtime, [images[name] for name in names], pause_image=pause)
+                for layout, names in _images_of_nodes(images).items()
+            ]
+            for each in self._processes:
+                each.start()
+            for runtime in runtimes:
+                runtime.result()
+        for node in self.nodes.values():
+            node.join(self.control_plane)
+        with KubernetesApi(self.control_plane.kubeconfig) as api:
+            for name in self.nodes:
+                wait_until_node_ready(api, name)
+            proxy = kube_proxy(self.control_plane, _SYSTEM)
+            self._processes.append(proxy)
+            proxy.start()
+            for body in (*make_volumes(_SYSTEM), *dns_manifests(_SYSTEM, images["coredns"].reference)):
+                api.create(body)
+            wait_until_available(api, "coredns", "kube-system")
+
+    def stop(self) -> None:
+        """Ends all processes; what they made stays."""
+        for node in self.nodes.values():
+            node.stop()
+        for each in reversed(self._processes):
+            each.stop()
+
+
+@contextmanager
+def real_cluster(programs: Path, images: Mapping[str, Image]) -> Iterator[RealCluster]:
+    """Runs a new cluster, ready for pods, and takes all of it away at the end.
+
+    Args:
+        programs: what ``build.py`` made.
+        images: by name; all that pods here will ever find.
+
+    Raises:
+        HostError: it cannot run here; the message says what to do.
+    """
+    cluster = start_cluster(programs, images)
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+        remove_everything()
+
+
+def start_cluster(programs: Path, images: Mapping[str, Image]) -> RealCluster:
+    """As ``real_cluster``, but it runs on when this process ends, until ``remove_everything``."""
+    if reason := why_not() or missing_programs(programs):
+        raise HostError(reason)
+    prepare()
+    cluster = RealCluster(programs)
+    try:
+        cluster.start(images)
+    except BaseException:
+        cluster.stop()
+        remove_everything()
+        raise
+    return cluster
+
+
+def _images_of_nodes(images: Mapping[str, Image]) -> dict[NodeLayout, list[str]]:
+    """Ray's image is so big that only one node gets it."""
+    return {_SYSTEM: sorted(images.keys() - {_RAY}), _CPU: sorted(images.keys() & {_RAY, _PAUSE})}

@@ -1,0 +1,16 @@
+"""What a pod says of itself to be admitted where the profile ``restricted`` is enforced."""
+
+from typing import Any, Final
+
+_USER: Final = 10_001
+POD_SECURITY: Final[dict[str, Any]] = {
+    "runAsNonRoot": True,
+    "runAsUser": _USER,
+    "runAsGroup": _USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Final[dict[str, Any]] = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}

@@ -1,0 +1,210 @@
+"""A whole Kubernetes with the project's stack on this machine, to play with. It needs root.
+
+    python -m tests.cluster.playground check
+    python -m tests.cluster.playground up
+    python -m tests.cluster.playground status
+    python -m tests.cluster.playground down
+
+`check` says whether it can run here, and what is missing. `up` builds what is not built yet, starts two real nodes,
+deploys the stack ``dev`` and prints how to use it; all of it runs on when the command has ended. `down` takes
+everything away, also what a run that crashed has left.
+"""
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from ray_job.demo_model import make_demo_model
+from tests.cluster.api import KubernetesApi
+from tests.cluster.build import CHECKOUT, DEFAULT_OUTPUT, build
+from tests.cluster.deployed import JOBS, MODEL
+from tests.cluster.dev_stack import dev_stack
+from tests.cluster.images.build import build_images
+from tests.cluster.images.buildah import ImageBuildError
+from tests.cluster.images.image import images_in
+from tests.cluster.kuberay import install_crds
+from tests.cluster.kuberay_operator import deploy_operator
+from tests.cluster.node.host import HostError, leftovers, remove_everything, why_not
+from tests.cluster.node.layout import KUBECONFIG, STATE
+from tests.cluster.node.real_cluster import start_cluster
+from tests.cluster.node.waiting import is_ready
+from tests.cluster.readiness import pod_problem
+from tests.cluster.whole_stack import DRAINED, add_drained_node, changed_sections, cluster_ip, first_key, upload_weights
+
+_DEMO_MODEL: Final = CHECKOUT / "build" / "demo_model"
+_PROGRAMS: Final = (
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubectl",
+    "kubelet",
+    "coredns",
+    "versitygw",
+    "ray-operator",
+    "pulumi",
+)
+# While Ray's packages are built; 15 GB stay.
+_ROOM_TO_BUILD_GB: Final = 41
+_USAGE: Final = """
+The cluster runs until `make cluster-down`. In another shell:
+
+export KUBECONFIG={kubeconfig} PATH={programs}:$PATH
+kubectl get pods --all-namespaces
+
+The stack's API answers on this machine:
+
+export OPENAI_BASE_URL={base_url} OPENAI_API_KEY={api_key}
+{python} - <<'END'
+import json, time
+from openai import OpenAI
+
+client = OpenAI()
+body = {{"model": "{model}", "messages": [{{"role": "user", "content": "What is a batch?"}}], "max_tokens": 16}}
+line = {{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}}
+file = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
+batch = client.batches.create(input_file_id=file.id, endpoint=line["url"], completion_window="24h")
+while batch.status not in ("completed", "failed", "expired", "cancelled"):
+    time.sleep(5)
+    batch = client.batches.retrieve(batch.id)
+    print(batch.status)
+print(client.files.content(batch.output_file_id).text)
+END
+
+What runs for it meanwhile:  kubectl --namespace {jobs} get rayjobs,pods
+Another API key:             {first_key}
+"""
+
+
+def up(output: Path) -> None:
+    """Starts the cluster with the stack on it.
+
+    Args:
+        output: where what is built comes.
+
+    Raises:
+        HostError: it cannot run here; the message says what to do.
+    """
+    check(output)
+    tell = _progress()
+    programs = output / "bin"
+    tell("programs")
+    build(output, _PROGRAMS)
+    tell("images")
+    images = build_images(output / "images", programs)
+    make_demo_model(_DEMO_MODEL)
+    tell("two nodes")
+    control_plane = start_cluster(programs, images).control_plane
+    directory = STATE / "stack"
+    directory.mkdir()
+    with (
+        KubernetesApi(control_plane.kubeconfig) as api,
+        dev_stack(control_plane, output, directory, **changed_sections(control_plane, images)) as deployment,
+    ):
+        tell("KubeRay")
+        install_crds(api)
+        deploy_operator(api, images["ray-operator"].reference)
+        add_drained_node(api, DRAINED)
+        tell("pulumi up")
+        deployment.stack.up()
+        tell("the model's weights, an API key")
+        upload_weights(api, _DEMO_MODEL)
+        api_key = first_key(deployment, control_plane)
+        usage = _USAGE.format(
+            kubeconfig=control_plane.kubeconfig,
+            programs=programs,
+            python=sys.executable,
+            base_url=f"http://{cluster_ip(api, 'api')}/v1",
+            api_key=api_key,
+            model=MODEL,
+            jobs=JOBS,
+            first_key=deployment.stack.outputs()["first_key"].value,
+        )
+    sys.stdout.write(usage)
+
+
+def check(output: Path) -> None:
+    """Looks whether a real cluster can be built and run here now.
+
+    Args:
+        output: where what is built comes.
+
+    Raises:
+        HostError: it cannot; the message says what to do.
+    """
+    if reason := why_not():
+        raise HostError(reason)
+    if shutil.which("go") is None:
+        raise HostError("there is no `go` on PATH; the cluster's programs are built with Go 1.26 or newer")
+    output.mkdir(parents=True, exist_ok=True)
+    free_gb = shutil.disk_usage(output).free // 10**9
+    if "ray-cpu" not in images_in(output / "images" / "layout") and free_gb < _ROOM_TO_BUILD_GB:
+        raise HostError(f"{output} has {free_gb} GB free; to build Ray's image takes {_ROOM_TO_BUILD_GB}, once")
+
+
+def down() -> None:
+    """Takes everything away.
+
+    Raises:
+        HostError: something stays; the message names it.
+    """
+    tell = _progress()
+    tell("taking away processes, mounts, network, rules and files")
+    remove_everything()
+    tell("all gone")
+
+
+def status() -> None:
+    """Says what is there."""
+    try:
+        lines = _nodes_and_pods() if KUBECONFIG.exists() else leftovers()
+    except httpx.TransportError as error:
+        lines = [f"the API server does not answer ({error}); what is there:", *leftovers()]
+    sys.stdout.write("\n".join(lines or ["there is no cluster"]) + "\n")
+
+
+def _nodes_and_pods() -> list[str]:
+    with KubernetesApi(KUBECONFIG) as api:
+        nodes = [
+            f"node {node['metadata']['name']}: {'ready' if is_ready(node) else 'not ready'}"
+            for node in api.list("v1", "Node")
+        ]
+        pods = [
+            f"pod {pod['metadata']['namespace']}/{pod['metadata']['name']}: {pod_problem(pod) or 'ready'}"
+            for pod in api.list("v1", "Pod")
+        ]
+    return [*nodes, *pods]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster.playground", description="A cluster to play with.")
+    parser.add_argument("command", choices=("check", "up", "down", "status"))
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help=f"what is built; default: {DEFAULT_OUTPUT}")
+    given = parser.parse_args(arguments)
+    output = given.out.resolve()
+    commands = {"check": lambda: check(output), "up": lambda: up(output), "down": down, "status": status}
+    try:
+        commands[given.command]()
+    except (HostError, ImageBuildError) as error:
+        # The reason is what `check` is asked for.
+        (sys.stdout if given.command == "check" else sys.stderr).write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _progress() -> Callable[[str], object]:
+    """Tells on standard error what begins, and how many seconds after the start."""
+    start = time.monotonic()
+    return lambda step: sys.stderr.write(f"[{time.monotonic() - start:4.0f} s] {step}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

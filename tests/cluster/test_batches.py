@@ -1,0 +1,183 @@
+"""Batches through the whole stack: OpenAI's client, API, reconciler, RayJobs, vLLM, and back to the output file."""
+
+import base64
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.local.demo_lines import demo_lines
+from tests.cluster.api import KubernetesApi
+from tests.cluster.batches import chat_lines, done, events, line, results, retrieve, submit, wait, wait_for_end
+from tests.cluster.deployed import JOBS, SERVICE
+from tests.cluster.dev_stack import SECRETS
+from tests.cluster.whole_stack import WholeStack
+from tests.ray.job_harness import Job, chat, new_job
+
+pytestmark = [
+    pytest.mark.cluster,
+    # Pulumi's Automation API leaves the event loop of a program that failed for the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+# Those of `make demo`, ten of them bad in ways that only the engine can tell, and more until there are 500.
+LINES = [*demo_lines("demo"), *(line(f"more-{n}", chat(f"What is {n}?", max_tokens=16)) for n in range(260))]
+ABSENT = "localhost/cloister/ray-cpu@sha256:" + "9" * 64
+STARTED_S = 300
+
+
+@pytest.fixture(scope="session", autouse=True)
+def local_run(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict[str, Any]]]:
+    """The same lines on this machine, without a cluster: begun before the stack is there, as both take a while."""
+    bodies = [json.loads(text)["body"] for text in LINES]
+    # Ray's sockets need a short path.
+    with tempfile.TemporaryDirectory(prefix="cl-") as temporary:
+        job = new_job(tmp_path_factory.mktemp("local"), Path(temporary), demo_model, bodies)
+        # As many threads as an engine has in its pod: sums of floats depend on that.
+        job = replace(job, environment={**job.environment, "OMP_NUM_THREADS": "1"})
+        process = job.start()
+        yield lambda: answers_of(job, process)
+        process.kill()
+        process.communicate()
+
+
+def answers_of(job: Job, process: subprocess.Popen[str]) -> dict[str, Any]:
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    custom_ids = [json.loads(text)["custom_id"] for text in LINES]
+    return {custom_ids[row.line - 1]: (row.status, plain(row.body)) for row in job.rows()}
+
+
+def plain(body: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs each time, and without the fingerprint, which the path of the model is a part of."""
+    return {key: value for key, value in body.items() if key not in ("id", "created", "system_fingerprint")}
+
+
+def rayjobs(api: KubernetesApi) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["labels"]["cloister.dev/batch"]: each for each in api.list("ray.io/v1", "RayJob", JOBS)}
+
+
+def until(is_so: Callable[[], bool], what: str, *, within_s: float = 60) -> None:
+    end = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < end, f"not so after {within_s} s: {what}"
+        time.sleep(0.5)
+
+
+def test_all_pods_run_and_were_admitted_in_the_restricted_profile(
+    whole_stack: WholeStack, node_api: KubernetesApi
+) -> None:
+    assert whole_stack.deployment.stack.outputs()["service_namespace"].value == SERVICE
+    for name in (SERVICE, JOBS):
+        namespace = node_api.find("v1", "Namespace", name)
+        assert namespace is not None
+        assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    phases = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in node_api.list("v1", "Pod", SERVICE)}
+    assert set(phases.values()) <= {"Running", "Succeeded"}, phases
+    assert failures(node_api, SERVICE) == []
+
+
+def failures(api: KubernetesApi, namespace: str) -> list[str]:
+    events = api.list("v1", "Event", namespace)
+    return [each["message"] for each in events if each["reason"] in ("FailedCreate", "FailedMount", "BackOff")]
+
+
+def test_a_preview_shows_no_change_while_everything_runs(whole_stack: WholeStack) -> None:
+    assert whole_stack.deployment.planned(refresh=True) == {}
+
+
+def test_drift_is_seen_by_a_refresh(whole_stack: WholeStack, node_api: KubernetesApi) -> None:
+    node_api.delete("policy/v1", "PodDisruptionBudget", "api", SERVICE)
+    assert whole_stack.deployment.planned() == {}
+    assert whole_stack.deployment.planned(refresh=True) == {"create": 1}
+    whole_stack.deployment.stack.up(refresh=True)
+
+
+def test_the_state_has_no_secret_in_clear(whole_stack: WholeStack) -> None:
+    engine = whole_stack.deployment.engine
+    files = [path for path in engine.directory.rglob("*") if path.is_file()]
+    everything = b"\0".join(path.read_bytes() for path in files)
+    assert b"database-credentials" in everything
+    for secret in SECRETS.values():
+        assert secret[:20].encode() not in everything
+        assert base64.b64encode(secret.encode()).rstrip(b"=") not in everything
+
+
+def test_two_batches_at_once_complete_while_a_changed_setting_rolls_the_service_and_answer_as_a_local_run_does(
+    whole_stack: WholeStack, node_api: KubernetesApi, local_run: Callable[[], dict[str, Any]]
+) -> None:
+    first = submit(whole_stack, LINES)
+    second = submit(whole_stack, chat_lines(160, tokens=128, name="second"))
+    wait(whole_stack, second, lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
+    assert retrieve(whole_stack, first).status in ("in_progress", "finalizing", "completed")
+    before = templates(node_api)
+    use_ray_image(whole_stack, node_api, ABSENT)
+    assert {name for name, template in templates(node_api).items() if template != before[name]} == {"api", "reconciler"}
+    with ThreadPoolExecutor() as pool:
+        ended = list(pool.map(lambda batch_id: wait_for_end(whole_stack, batch_id, within_s=300), (first, second)))
+    assert [batch.status for batch in ended] == ["completed", "completed"]
+    assert {each["custom_id"] for each in results(whole_stack, ended[1])} == {f"second-{n}" for n in range(160)}
+    found = results(whole_stack, ended[0])
+    told = {each["custom_id"]: (each["response"]["status_code"], plain(each["response"]["body"])) for each in found}
+    assert len(found) == len(told) == len(LINES)
+    assert told == local_run()
+    until(lambda: node_api.list("ray.io/v1", "RayCluster", JOBS) == [], "the Ray clusters of both are gone")
+    until(lambda: node_api.list("v1", "Pod", JOBS) == [], "the pods of both are gone")
+    assert {each["status"]["jobStatus"] for each in rayjobs(node_api).values()} == {"SUCCEEDED"}
+
+
+def templates(api: KubernetesApi) -> dict[str, Any]:
+    """The pods of each Deployment and StatefulSet, as they are to be."""
+    kinds = ("Deployment", "StatefulSet")
+    return {
+        each["metadata"]["name"]: each["spec"]["template"]
+        for kind in kinds
+        for each in api.list("apps/v1", kind, SERVICE)
+    }
+
+
+def use_ray_image(stack: WholeStack, api: KubernetesApi, reference: str) -> None:
+    """Changes the image of Ray, and how long a pod may want for it; returns once nothing knows the old one."""
+    images = stack.deployment.values["images"] | {"ray_cpu": {"image": reference}}
+    stack.deployment.values |= {"images": images, "jobs": {"stuck_limit_s": 20}}
+    stack.deployment.stack.up()
+    # A reconciler leads until it has gone, and launches jobs as it knows them.
+    until(lambda: not any("deletionTimestamp" in each["metadata"] for each in api.list("v1", "Pod", SERVICE)), "rolled")
+
+
+def test_a_batch_whose_image_is_missing_fails_within_minutes_and_says_so(
+    whole_stack: WholeStack, node_api: KubernetesApi
+) -> None:
+    # Since the test before.
+    assert whole_stack.deployment.values["images"]["ray_cpu"]["image"] == ABSENT
+    batch_id = submit(whole_stack, chat_lines(3, tokens=4, name="imageless"))
+    batch = wait_for_end(whole_stack, batch_id, within_s=120)
+    use_ray_image(whole_stack, node_api, whole_stack.ray_image)
+    assert batch.status == "failed"
+    (error,) = (batch.errors.data or []) if batch.errors else []
+    assert error.message is not None
+    assert "ErrImagePull" in error.message or "ImagePullBackOff" in error.message
+    assert "check the image's reference" in error.message
+    until(lambda: batch_id not in rayjobs(node_api), "its RayJob is gone")
+
+
+def test_a_batch_that_is_cancelled_midway_keeps_what_it_has_and_its_rayjob_goes(
+    whole_stack: WholeStack, node_api: KubernetesApi
+) -> None:
+    batch_id = submit(whole_stack, chat_lines(400, tokens=128, name="cancelled"))
+    wait(whole_stack, batch_id, lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
+    with whole_stack.client() as client:
+        client.batches.cancel(batch_id)
+    batch = wait_for_end(whole_stack, batch_id, within_s=120)
+    assert batch.status == "cancelled"
+    assert 0 < done(batch) < 400
+    assert len({each["custom_id"] for each in results(whole_stack, batch)}) == done(batch)
+    until(lambda: batch_id not in rayjobs(node_api), "its RayJob is gone")
+    assert [event.type for event in events(whole_stack, batch_id)][-2:] == ["batch.cancelling", "batch.cancelled"]

@@ -1,0 +1,97 @@
+"""A run that is killed leaves much behind, refuses company, and is taken away by one command."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.images.image import Image
+from tests.cluster.node.host import KERNEL, HostError, leftovers, sysctl
+from tests.cluster.node.iptables import chains, removal
+from tests.cluster.node.real_cluster import real_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("root")]
+
+# Only what a node needs for itself.
+RUN = """
+import sys, time
+from pathlib import Path
+from tests.cluster.images.image import images_in
+from tests.cluster.node.real_cluster import real_cluster
+
+images = images_in(Path(sys.argv[2]))
+with real_cluster(Path(sys.argv[1]), {name: images[name] for name in ("pause", "coredns")}):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def crashed(programs: Path, images: Mapping[str, Image]) -> Mapping[str, str]:
+    """Kills a run; what the machine was like before it."""
+    before = machine()
+    command = [sys.executable, "-c", RUN, str(programs / "bin"), str(images["pause"].layout)]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(Path.cwd())})
+    assert run.stdout is not None
+    assert run.stdout.readline() == "ready\n"
+    run.kill()
+    run.communicate()
+    return before
+
+
+def machine() -> dict[str, str]:
+    """The kernel's settings and network devices."""
+    settings = {name: sysctl(name).read_text() for name in KERNEL if sysctl(name).exists()}
+    return settings | {path.name: "network device" for path in Path("/sys/class/net").iterdir()}
+
+
+def test_what_a_killed_run_left_is_taken_away_by_one_command(crashed: Mapping[str, str], programs: Path) -> None:
+    left = " ".join(leftovers())
+    assert all(kind in left for kind in ("process", "network device", "iptables chain KUBE-", "cgroup", "directory"))
+    with pytest.raises(HostError, match="make cluster-down"), real_cluster(programs / "bin", {}):
+        pass
+    subprocess.run([sys.executable, "-m", "tests.cluster.playground", "down"], check=True)
+    assert leftovers() + chains(("KUBE-",)) == []
+    assert machine() == crashed
+
+
+def test_a_machine_with_a_kubelet_is_left_alone(programs: Path) -> None:
+    with subprocess.Popen(["kubelet", "60"], executable="/bin/sleep") as other:
+        try:
+            with pytest.raises(HostError, match=f"process {other.pid}"), real_cluster(programs / "bin", {}):
+                pass
+        finally:
+            other.kill()
+
+
+def test_programs_that_are_not_built_are_named(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=r"lacks etcd.*python -m tests\.cluster\.build"), real_cluster(tmp_path, {}):
+        pass
+
+
+def test_only_our_chains_and_what_leads_to_them_are_removed() -> None:
+    saved = [
+        "*filter",
+        ":FORWARD DROP [0:0]",
+        ":OTHER - [0:0]",
+        ":KUBE-FORWARD - [0:0]",
+        '-A FORWARD -m comment --comment "to KUBE-FORWARD" -j OTHER',
+        "-A FORWARD -j KUBE-FORWARD",
+        "-A KUBE-FORWARD -j ACCEPT",
+        "COMMIT",
+        "*raw",
+        ":OUTPUT ACCEPT [0:0]",
+        "COMMIT",
+    ]
+    assert removal(saved, ("KUBE-",)) == [
+        "*filter",
+        "-D FORWARD -j KUBE-FORWARD",
+        "-F KUBE-FORWARD",
+        "-X KUBE-FORWARD",
+        "COMMIT",
+        "*raw",
+        "COMMIT",
+    ]

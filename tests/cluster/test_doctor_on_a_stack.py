@@ -1,0 +1,54 @@
+"""``cloister doctor`` as the owner of a running stack calls it: cluster, pods and a batch, in one command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.cli.doctor.findings import Result
+from tests.cluster.deployed import MODEL, SERVICE
+from tests.cluster.whole_stack import WholeStack
+
+pytestmark = pytest.mark.cluster
+
+# What this machine has not: metrics-server, and anything that enforces network policies.
+MISSING_HERE = {"metrics", "network policies"}
+
+
+def test_the_doctor_finds_nothing_but_what_this_machine_has_not(whole_stack: WholeStack, programs: Path) -> None:
+    environment = {
+        **os.environ,
+        "PATH": f"{programs / 'bin'}:{os.environ['PATH']}",  # kubectl
+        "CLOISTER_BASE_URL": whole_stack.base_url,
+        "CLOISTER_API_KEY": whole_stack.api_key,
+    }
+    kubeconfig = str(whole_stack.cluster.control_plane.kubeconfig)
+    command = [
+        sys.executable,
+        "-m",
+        "service.cli",
+        "doctor",
+        "--kubeconfig",
+        kubeconfig,
+        "--namespace",
+        SERVICE,
+        "--json",
+    ]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {each["check"] for each in found if each["result"] == Result.FAILED} == MISSING_HERE, done.stdout
+    right = {(each["from"], each["check"]) for each in found if each["result"] == Result.OK}
+    assert {
+        ("as the user of the kubeconfig", "KubeRay's operator"),
+        ("in a pod of reconciler", "launcher's rights"),
+        ("in a pod of reconciler", "database role of jobs"),
+        ("in a pod of reconciler", f"RayJob of the model {MODEL}"),
+        ("in a pod of api", "object store"),
+        ("as a client of the API", f"batch of one line, model {MODEL}"),
+    } <= right
+    open_ways = {each["from"] for each in found if "policies are not enforced" in each["message"]}
+    assert open_ways == {"in a pod of reconciler", "in a pod of api"}
+    assert done.returncode == 1

@@ -1,0 +1,141 @@
+"""One batch, and everything under it goes away once: it goes on each time, and in the end it has every line once.
+
+The tests are in the order of the faults. Each waits until the batch has got further, and its failure names the fault.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.cluster.api import KubernetesApi
+from tests.cluster.batches import chat_lines, done, events, results, retrieve, submit, wait, wait_for_end
+from tests.cluster.deployed import JOBS, SERVICE
+from tests.cluster.node.waiting import wait_until_available, wait_until_node_ready
+from tests.cluster.readiness import pod_problem
+from tests.cluster.whole_stack import WholeStack
+
+pytestmark = [
+    pytest.mark.cluster,
+    # Pulumi's Automation API leaves the event loop of a program that failed for the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+LINES = 1_200
+# Lines that may be committed and not told of when a fault comes; more than these are new.
+IN_FLIGHT = 64
+STARTED_S = 240
+RECOVERED_S = 240
+HEAD = {"ray.io/node-type": "head"}
+WORKER = {"ray.io/node-type": "worker"}
+
+logger = logging.getLogger(__name__)
+
+
+@pytest.fixture(scope="module")
+def batch_id(whole_stack: WholeStack) -> str:
+    """One batch for all faults; each test says what it takes away from it."""
+    made = submit(whole_stack, chat_lines(LINES, tokens=256, name="line"))
+    wait(whole_stack, made, lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
+    return made
+
+
+@contextmanager
+def survived(stack: WholeStack, api: KubernetesApi, batch_id: str, fault: str) -> Iterator[None]:
+    """Around a fault: the batch was running before, and gets further after it."""
+    before = retrieve(stack, batch_id)
+    assert before.status == "in_progress", f"too late for this fault: {before}"
+    began = time.monotonic()
+    yield
+    is_further = _further_than(done(retrieve(stack, batch_id)))
+    try:
+        wait(stack, batch_id, is_further, within_s=RECOVERED_S, what=f"getting on after this: {fault}")
+    except AssertionError as error:
+        error.add_note("\n".join(_what_is_wrong(api)))
+        raise
+    logger.info("%s: on after %.0f s", fault, time.monotonic() - began)
+
+
+def _further_than(lines: int) -> Callable[[Any], bool]:
+    return lambda batch: done(batch) > lines + IN_FLIGHT or batch.status == "completed"
+
+
+def _what_is_wrong(api: KubernetesApi) -> Iterator[str]:
+    for namespace in (SERVICE, JOBS):
+        for pod in api.list("v1", "Pod", namespace):
+            if problem := pod_problem(pod):
+                yield f"{namespace}/{pod['metadata']['name']}: {problem}"
+
+
+def delete_pods(api: KubernetesApi, namespace: str, labels: dict[str, str]) -> None:
+    """Deletes all pods with these labels, and waits until they are gone."""
+    pods = [
+        pod["metadata"]
+        for pod in api.list("v1", "Pod", namespace)
+        if labels.items() <= pod["metadata"]["labels"].items()
+    ]
+    assert pods, f"no pod in {namespace} has the labels {labels}"
+    for pod in pods:
+        api.delete("v1", "Pod", pod["name"], namespace)
+    end = time.monotonic() + 120
+    for pod in pods:
+        while (found := api.find("v1", "Pod", pod["name"], namespace)) and found["metadata"]["uid"] == pod["uid"]:
+            assert time.monotonic() < end, f"{pod['name']} does not end"
+            time.sleep(0.5)
+
+
+@pytest.mark.parametrize("component", ["api", "reconciler", "database"])
+def test_pods_of_the_service_are_deleted(
+    component: str, whole_stack: WholeStack, node_api: KubernetesApi, batch_id: str
+) -> None:
+    with survived(whole_stack, node_api, batch_id, f"all pods of {component} were deleted"):
+        delete_pods(node_api, SERVICE, {"app.kubernetes.io/component": component})
+    wait_until_available(node_api, "api", SERVICE)
+    wait_until_available(node_api, "reconciler", SERVICE)
+
+
+def test_the_kubelet_is_restarted(whole_stack: WholeStack, node_api: KubernetesApi, batch_id: str) -> None:
+    pods = {pod["metadata"]["uid"] for pod in node_api.list("v1", "Pod", JOBS)}
+    with survived(whole_stack, node_api, batch_id, "the kubelet of node-2 was restarted"):
+        whole_stack.cluster.nodes["node-2"].restart_kubelet()
+        wait_until_node_ready(node_api, "node-2")
+    assert {pod["metadata"]["uid"] for pod in node_api.list("v1", "Pod", JOBS)} == pods
+
+
+@pytest.mark.parametrize("labels", [WORKER, HEAD], ids=["worker", "head"])
+def test_a_pod_of_ray_is_deleted(
+    labels: dict[str, str], whole_stack: WholeStack, node_api: KubernetesApi, batch_id: str
+) -> None:
+    with survived(whole_stack, node_api, batch_id, f"the pod of Ray with {labels} was deleted"):
+        delete_pods(node_api, JOBS, labels)
+
+
+def test_the_node_is_cordoned_and_deleted(whole_stack: WholeStack, node_api: KubernetesApi, batch_id: str) -> None:
+    node = whole_stack.cluster.nodes["node-2"]
+    with survived(whole_stack, node_api, batch_id, "node-2 was cordoned and deleted, and came back"):
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}}
+        node_api.patch({**body, "spec": {"unschedulable": True}}, field_manager="kubectl-cordon")
+        node.stop_kubelet()
+        node_api.delete("v1", "Node", "node-2")
+        node_api.wait_until_gone("v1", "Node", "node-2", within_s=60)
+        node.start_kubelet()
+        wait_until_node_ready(node_api, "node-2")
+        # The label of its pool went with it; this is what docs/operate.md says to do.
+        whole_stack.deployment.stack.up(refresh=True)
+
+
+def test_the_batch_has_every_line_once_and_tells_what_happened(
+    whole_stack: WholeStack, node_api: KubernetesApi, batch_id: str
+) -> None:
+    batch = wait_for_end(whole_stack, batch_id, within_s=300)
+    assert batch.status == "completed"
+    custom_ids = [each["custom_id"] for each in results(whole_stack, batch)]
+    assert custom_ids == [f"line-{number}" for number in range(LINES)]
+    told = [event.type for event in events(whole_stack, batch_id)]
+    assert {"batch.in_progress", "job.launched", "job.running"} <= set(told)
+    assert told[-1] == "batch.completed"
+    reasons = {event["reason"] for event in node_api.list("v1", "Event", JOBS)}
+    assert {"CreatedHeadPod", "CreatedWorkerPod"} <= reasons

@@ -1,0 +1,242 @@
+"""What is in the images of the whole cluster, read from their files, and how a containerd gets them."""
+
+import hashlib
+import re
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.images.build import IMAGES, built_images
+from tests.cluster.images.buildah import ImageBuildError, require_programs, require_room
+from tests.cluster.images.image import Image, images_in, remove_replaced_images
+from tests.cluster.images.importing import import_image
+from tests.cluster.images.marks import Marks, fingerprint
+from tests.cluster.processes import Process
+
+pytestmark = pytest.mark.cluster
+
+LANES = ("service", "ray-cpu")
+COMPILERS = {f"usr/bin/{name}" for name in ("cc", "c++", "gcc", "g++", "clang")}
+INSTALLERS = re.compile(r"^opt/uv|^root/\.cache/uv/|^src/|/bin/(uvx?|pip[\d.]*)$|site-packages/pip/")
+LABELS = ("title", "description", "licenses", "version", "revision", "created", "base.name")
+
+
+@cache
+def names_in(layer: Path) -> frozenset[str]:
+    with tarfile.open(layer) as archive:
+        return frozenset(name.removeprefix("./") for name in archive.getnames())
+
+
+def layers(image: Image) -> list[Path]:
+    return [image.blob(layer["digest"]) for layer in image.manifest()["layers"]]
+
+
+def paths(image: Image) -> set[str]:
+    return {name for layer in layers(image) for name in names_in(layer)}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_reference_is_the_digest_of_the_manifest_and_every_blob_is_there(
+    images: Mapping[str, Image], name: str
+) -> None:
+    image = images[name]
+    parts = [image.manifest()["config"], *image.manifest()["layers"]]
+
+    manifest = image.blob(image.digest).read_bytes()
+    assert image.reference == f"localhost/cloister/{name}@sha256:{hashlib.sha256(manifest).hexdigest()}"
+    assert [image.blob(part["digest"]).stat().st_size for part in parts] == [part["size"] for part in parts]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_runs_as_a_numbered_user_that_is_not_root(images: Mapping[str, Image], name: str) -> None:
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", images[name].configuration()["config"]["User"])
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_no_image_has_a_compiler(images: Mapping[str, Image], name: str) -> None:
+    assert not COMPILERS & paths(images[name])
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_an_image_of_the_project_has_its_packages_and_nothing_that_installs_packages(
+    images: Mapping[str, Image], name: str
+) -> None:
+    found = paths(images[name])
+
+    assert "opt/cloister/bin/python" in found
+    assert not [path for path in found if INSTALLERS.search(path)]
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_an_image_of_the_project_says_what_it_is_built_of(images: Mapping[str, Image], name: str) -> None:
+    labels = images[name].configuration()["config"]["Labels"]
+
+    told = {label: labels[f"org.opencontainers.image.{label}"] for label in LABELS}
+    assert not {"", "unknown"} & set(told.values())
+    assert "@sha256:" in told["base.name"]
+
+
+@pytest.mark.parametrize(("name", "module"), [("service", "service/api/__main__"), ("ray-cpu", "ray_job/__main__")])
+def test_code_is_a_small_layer_on_top_of_the_packages(images: Mapping[str, Image], name: str, module: str) -> None:
+    *_, packages, sources = layers(images[name])
+    path = f"opt/cloister/lib/python3.11/site-packages/{module}.py"
+
+    assert path in names_in(sources)
+    assert path not in names_in(packages)
+    assert sources.stat().st_size < 10_000_000 < packages.stat().st_size
+
+
+def test_code_is_compiled_already(images: Mapping[str, Image]) -> None:
+    found = paths(images["ray-cpu"])
+
+    sources = [Path(path) for path in found if re.search(r"site-packages/(ray_job|ray|vllm)/\w+\.py$", path)]
+    assert sources
+    assert {f"{path.parent}/__pycache__/{path.stem}.cpython-311.pyc" for path in sources} <= found
+
+
+@contextmanager
+def containerd_in(directory: Path, own: Path) -> Iterator[Path]:
+    """The socket of a containerd that keeps what it has in one directory, and everything else in another."""
+    socket = own / "containerd.sock"
+    settings = own / "settings.toml"
+    settings.write_text(
+        f"""
+        version = 2
+        root = "{directory}"
+        state = "{own / "state"}"
+        disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"]
+        [grpc]
+        address = "{socket}"
+        [plugins."io.containerd.gc.v1.scheduler"]
+        startup_delay = "0s"
+        schedule_delay = "1h"
+        """
+    )
+    with Process(
+        ["containerd", "--config", str(settings)],
+        log=own / "log",
+        is_ready=socket.is_socket,
+        environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    ):
+        yield socket
+
+
+@pytest.fixture
+def containerd(tmp_path: Path, images: Mapping[str, Image]) -> Iterator[Path]:
+    """The socket of a containerd whose files are beside those of the images: they can be linked."""
+    with (
+        tempfile.TemporaryDirectory(dir=images["pause"].layout.parent, prefix="containerd-") as directory,
+        containerd_in(Path(directory), tmp_path) as socket,
+    ):
+        yield socket
+
+
+def known(socket: Path) -> list[str]:
+    command = ["ctr", "--address", str(socket), "--namespace", "k8s.io", "images", "ls", "--quiet"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_an_imported_image_is_found_by_its_digest(containerd: Path, images: Mapping[str, Image]) -> None:
+    for _ in range(2):
+        import_image(images["versitygw"], socket=containerd)
+
+    assert known(containerd) == [images["versitygw"].reference]
+
+
+def test_an_imported_image_is_linked_and_not_copied(containerd: Path, images: Mapping[str, Image]) -> None:
+    before = {path: path.stat().st_nlink for path in images["pause"].blobs().values()}
+
+    import_image(images["pause"], socket=containerd)
+
+    assert {path: path.stat().st_nlink for path in before} == {path: links + 1 for path, links in before.items()}
+
+
+def test_an_image_is_copied_to_another_file_system(images: Mapping[str, Image], tmp_path: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm", prefix="containerd-") as directory,
+        containerd_in(Path(directory), tmp_path) as socket,
+    ):
+        import_image(images["pause"], socket=socket)
+
+        assert known(socket) == [images["pause"].reference]
+
+
+def test_a_fingerprint_changes_with_a_text_a_file_and_a_name_and_not_with_bytecode(tmp_path: Path) -> None:
+    (tmp_path / "sources/__pycache__").mkdir(parents=True)
+    file = tmp_path / "sources/a.py"
+    file.write_text("1")
+    first = fingerprint("text", tmp_path / "sources")
+
+    (tmp_path / "sources/__pycache__/a.pyc").write_text("compiled")
+    assert fingerprint("text", tmp_path / "sources") == first
+    assert fingerprint("another", tmp_path / "sources") != first
+    file.write_text("2")
+    assert fingerprint("text", tmp_path / "sources") != first
+    file.write_text("1")
+    file.rename(tmp_path / "sources/b.py")
+    assert fingerprint("text", tmp_path / "sources") != first
+
+
+def test_an_image_is_built_again_when_it_is_gone_or_made_of_something_else(tmp_path: Path) -> None:
+    marks, built = Marks(tmp_path / "built"), list[str]()
+
+    marks.build("a", "one", lambda: built.append("first"), there=False)
+    marks.build("a", "one", lambda: built.append("unneeded"), there=True)
+    marks.build("a", "one", lambda: built.append("gone"), there=False)
+    marks.build("a", "two", lambda: built.append("changed"), there=True)
+
+    assert built == ["first", "gone", "changed"]
+
+
+def test_an_image_whose_build_failed_is_built_again(tmp_path: Path) -> None:
+    marks, built = Marks(tmp_path / "built"), list[str]()
+
+    with pytest.raises(ZeroDivisionError):
+        marks.build("a", "one", lambda: built.append(str(1 / 0)), there=True)
+    marks.build("a", "one", lambda: built.append("again"), there=True)
+
+    assert built == ["again"]
+
+
+def test_blobs_of_images_that_were_built_anew_are_removed(images: Mapping[str, Image], tmp_path: Path) -> None:
+    layout = tmp_path / "layout"
+    pause = images["pause"]
+    (layout / "blobs/sha256").mkdir(parents=True)
+    entry = (
+        f'{{"digest":"{pause.digest}","annotations":{{"org.opencontainers.image.ref.name":"localhost/cloister/a"}}}}'
+    )
+    (layout / "index.json").write_text(f'{{"manifests":[{{"digest":"sha256:old"}},{entry}]}}')
+    for digest, path in pause.blobs().items():
+        (layout / "blobs" / digest.replace(":", "/")).write_bytes(path.read_bytes())
+    (layout / "blobs/sha256/old").write_text("of before")
+
+    remove_replaced_images(layout)
+
+    assert {path.name for path in layout.glob("blobs/sha256/*")} == {path.name for path in pause.blobs().values()}
+    assert images_in(layout)["a"].digest == pause.digest
+
+
+def test_what_images_are_built_with_is_named_where_it_is_missing(
+    root: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    del root
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(ImageBuildError, match="apt-get install buildah debootstrap"):
+        require_programs()
+
+
+def test_a_disk_that_is_too_small_is_named_before_anything_is_built(tmp_path: Path) -> None:
+    with pytest.raises(ImageBuildError, match=r"1000000 GB must be free at .*, and [0-9]+ GB are"):
+        require_room(tmp_path, 1_000_000)
+
+
+def test_images_that_are_not_built_are_named_with_what_builds_them(tmp_path: Path) -> None:
+    with pytest.raises(ImageBuildError, match=r"pause, .*ray-cpu is in .*: python -m tests.cluster.images.build"):
+        built_images(tmp_path)
