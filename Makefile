@@ -1,5 +1,8 @@
 # cloister: `make help` shows the targets.
 
+SHELL       := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+
 VENV    := .venv
 BUILD   := build
 PYTHON  := $(VENV)/bin/python
@@ -30,6 +33,7 @@ RUNS ?= 1
 CLUSTER_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 buildah debootstrap
 MODEL ?= $(MODEL_DIR)
 LANES ?= service ray-cpu ray-v100 ray-a10g
+NAME_LINES = $(if $(NAMED),2>&1 | sed --unbuffered 's/^/[$@] /')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model demo local test unit engine test-cluster cluster cluster-down cluster-packages conformance lint typecheck format bench render images lock clean distclean
@@ -47,19 +51,19 @@ demo: setup model ## Run a batch of 240 lines from upload to download on this ma
 local: setup ## Run `cloister local` in ./cloister-data
 	@$(VENV)/bin/cloister local
 
-# What needs an engine waits much of its time: the other tests run beside it.
+# What needs an engine waits much of its time: the other tests run beside it, and each line says whose it is.
 test: setup model lint typecheck ## Run every check and every test (ARGS= for pytest: those alone)
 ifdef ARGS
 	$(PYTHON) -m pytest $(ARGS)
 else
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line unit engine
+	@$(MAKE) --no-print-directory --jobs=2 NAMED=1 unit engine
 endif
 
 engine: setup model
-	$(PYTHON) -m pytest -m ray
+	$(PYTHON) -m pytest -m ray $(ARGS) $(NAME_LINES)
 
 unit: setup ## Run the tests that need neither Ray nor an engine
-	$(PYTHON) -m pytest -m "not ray" $(ARGS)
+	$(PYTHON) -m pytest -m "not ray" $(ARGS) $(NAME_LINES)
 
 test-cluster: setup model ## Run the whole stack on a real Kubernetes on this machine (Go; nodes need root, see cluster)
 	$(PYTHON) -m tests.cluster.build
