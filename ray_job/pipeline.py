@@ -18,6 +18,7 @@ from ray_job.input_lines import InputLines
 from ray_job.object_store import read_chunks, read_part_headers, write_part
 from ray_job.progress import ProgressReporter, Totals
 from ray_job.rows import parse_request, part_row
+from ray_job.weights import require_model
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,6 +121,7 @@ def run(spec: JobSpec, progress: ProgressReporter) -> Totals:
     Raises:
         JobError: see ``ray_job.errors``.
     """
+    require_model(spec.model.source)
     committed, totals = committed_totals(read_part_headers(spec.object_store, spec.batch_id))
     with InputLines(read_chunks(spec.object_store, spec.input_key), committed) as lines:
         logger.info("%s lines to run, %s committed by earlier attempts", len(lines), len(committed))

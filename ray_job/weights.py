@@ -1,4 +1,8 @@
-"""``python -m ray_job.weights``: copies a model's directory from the object store, before the pod's own work begins."""
+"""``python -m ray_job.weights``: copies a model's directory from the object store, before the pod's own work begins.
+
+A store that has no such model is nothing that a new pod would change: the pod goes on with a note in place of the
+model, and the job ends with it, so that the batch's errors say it.
+"""
 
 import os
 import shutil
@@ -7,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ray_job.contract.weights import WEIGHTS_VARIABLE, WeightsCopy, WeightsError
+from ray_job.contract.weights import WEIGHTS_VARIABLE, MissingModelError, WeightsCopy, WeightsError
+from ray_job.errors import EngineStartError
 from ray_job.object_store import open_file_system
 
 if TYPE_CHECKING:
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 16 << 20
 # Four files at once fill a network of 10 Gbit/s; more would only need more memory.
 THREADS: Final = 4
+_NOTE: Final = "no-model.txt"
 _WEIGHT_FILES: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
@@ -23,7 +29,7 @@ def copy_model(copy: WeightsCopy) -> int:
     """Copies what belongs to the model and returns how many bytes. Files that are there in full are left alone.
 
     Raises:
-        WeightsError: there are no such objects, or no configuration of a model among them.
+        MissingModelError: there are no such objects, or no configuration of a model among them.
     """
     from pyarrow.fs import FileSelector, FileType
 
@@ -32,7 +38,7 @@ def copy_model(copy: WeightsCopy) -> int:
     found = file_system.get_file_info(FileSelector(root, allow_not_found=True, recursive=True))
     files = {info.path.removeprefix(f"{root}/"): info for info in found if info.type == FileType.File}
     if "config.json" not in files:
-        raise WeightsError(
+        raise MissingModelError(
             f"{root}/ in the object store holds no config.json: upload the model's whole directory there, or correct "
             "the model's source or model_weights.prefix"
         )
@@ -56,14 +62,40 @@ def _copy_file(file_system: "FileSystem", source: "FileInfo", target: Path) -> N
     partial.rename(target)
 
 
-def main() -> int:
-    """Copies what the environment names; returns the exit status."""
+def require_model(source: str) -> None:
+    """Looks for the note that stands in place of a model.
+
+    Raises:
+        EngineStartError: it is there, and is the message.
+    """
+    note = Path(source) / _NOTE
+    if note.is_file():
+        raise EngineStartError(note.read_text())
+
+
+def prepare(copy: WeightsCopy) -> str:
+    """Copies the model, or leaves the note; returns what there is to tell.
+
+    Raises:
+        OSError: the object store cannot be reached, or the disk is full.
+    """
     try:
-        copied_bytes = copy_model(WeightsCopy.from_json(os.environ.get(WEIGHTS_VARIABLE, "")))
+        return f"copied {copy_model(copy) / 2**30:.1f} GiB"
+    except MissingModelError as error:
+        directory = Path(copy.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / _NOTE).write_text(str(error))
+        return str(error)
+
+
+def main() -> int:
+    """Prepares what the environment names; returns the exit status."""
+    try:
+        told = prepare(WeightsCopy.from_json(os.environ.get(WEIGHTS_VARIABLE, "")))
     except (WeightsError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"copied {copied_bytes / 2**30:.1f} GiB\n")
+    sys.stdout.write(f"{told}\n")
     return 0
 
 

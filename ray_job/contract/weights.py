@@ -13,6 +13,10 @@ class WeightsError(ValueError):
     """The variable cannot be read, or the objects are no model; the message says which."""
 
 
+class MissingModelError(WeightsError):
+    """The object store has no such model; the message says where it is to be."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsCopy:
     """One model's directory, from the object store.

@@ -9,6 +9,7 @@ from ray_job.engines.engine_args import effective_engine_args, engine_flags
 from ray_job.engines.engine_process import EngineProcess
 from ray_job.engines.isolation import Answer, Isolation
 from ray_job.rows import Request
+from ray_job.weights import require_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +25,7 @@ class DirectEngine:
     """
 
     def __init__(self, model: ModelSpec) -> None:
+        self._source = model.source
         self._options = engine_flags(effective_engine_args(model))
         self._process = EngineProcess(self._options)
         self._ready = False
@@ -51,6 +53,7 @@ class DirectEngine:
                 await self._process.stop()
                 self._process, self._ready = EngineProcess(self._options), False
             if not self._ready:
+                require_model(self._source)
                 await self._process.wait_ready()
                 self._ready = True
             return self._process

@@ -10,7 +10,8 @@ import pytest
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from ray_job.contract.weights import WeightsCopy, WeightsError
-from ray_job.weights import copy_model
+from ray_job.errors import EngineStartError
+from ray_job.weights import copy_model, require_model
 
 
 def copy(tmp_path: Path, *, whole: bool = True, prefix: str = "models/demo/") -> WeightsCopy:
@@ -59,12 +60,26 @@ def test_a_prefix_without_a_model_is_told(target: Path, tmp_path: Path) -> None:
     assert not target.exists()
 
 
-def test_the_program_tells_what_is_wrong_in_one_line(target: Path, tmp_path: Path) -> None:
-    del target
-    wrong = json.dumps(dataclasses.asdict(copy(tmp_path, prefix="nothing/")))
-    for value, words in ((wrong, "holds no config.json"), ("{}", "cannot read CLOISTER_WEIGHTS")):
-        ended = subprocess.run(
-            [sys.executable, "-m", "ray_job.weights"], env={"CLOISTER_WEIGHTS": value}, capture_output=True, check=False
-        )
-        assert (ended.returncode, ended.stderr.count(b"\n")) == (1, 1)
-        assert words in ended.stderr.decode()
+def run(value: str) -> tuple[int, str]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "ray_job.weights"], env={"CLOISTER_WEIGHTS": value}, capture_output=True, check=False
+    )
+    return ended.returncode, (ended.stdout + ended.stderr).decode()
+
+
+def test_the_program_tells_what_is_wrong_in_one_line() -> None:
+    status, told = run("{}")
+    assert (status, told.count("\n")) == (1, 1)
+    assert "cannot read CLOISTER_WEIGHTS" in told
+
+
+def test_a_missing_model_ends_the_job_with_where_to_upload_it_and_not_the_pod(target: Path, tmp_path: Path) -> None:
+    status, told = run(json.dumps(dataclasses.asdict(copy(tmp_path, prefix="nothing/"))))
+    assert (status, told.count("\n")) == (0, 1)
+    with pytest.raises(EngineStartError, match=r"nothing/ in the object store holds no config\.json: upload the model"):
+        require_model(str(target))
+
+
+def test_a_model_that_was_copied_is_taken(target: Path, tmp_path: Path) -> None:
+    assert run(json.dumps(dataclasses.asdict(copy(tmp_path)))) == (0, "copied 0.0 GiB\n")
+    require_model(str(target))
