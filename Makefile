@@ -67,7 +67,7 @@ unit: setup ## Run the tests that need neither Ray nor an engine
 
 test-cluster: setup model ## Run the whole stack on a real Kubernetes on this machine (Go; nodes need root, see cluster)
 	$(PYTHON) -m tests.cluster.build
-	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m cluster tests/cluster $(ARGS)
+	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m cluster $(or $(ARGS),tests/cluster)
 
 cluster: setup model ## Start a Kubernetes with the stack on it, to play with (root, Go, cluster-packages)
 	@$(PYTHON) -m tests.cluster.playground up
