@@ -36,7 +36,7 @@ LANES ?= service ray-cpu ray-v100 ray-a10g
 NAME_LINES = $(if $(NAMED),2>&1 | sed --unbuffered 's/^/[$@] /')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo local test unit engine test-cluster cluster cluster-down cluster-packages conformance lint typecheck format bench render images lock clean distclean
+.PHONY: help setup model demo local test unit engine test-cluster control-plane nodes cluster cluster-down cluster-packages conformance lint typecheck format bench render images lock clean distclean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,7 +67,17 @@ unit: setup ## Run the tests that need neither Ray nor an engine
 
 test-cluster: setup model ## Run the whole stack on a real Kubernetes on this machine (Go; nodes need root, see cluster)
 	$(PYTHON) -m tests.cluster.build
-	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m cluster $(or $(ARGS),tests/cluster)
+ifdef ARGS
+	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m cluster $(ARGS)
+else
+	@$(MAKE) --no-print-directory --jobs=2 NAMED=1 control-plane nodes
+endif
+
+control-plane: setup
+	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m "cluster and not nodes" tests/cluster $(NAME_LINES)
+
+nodes: setup model
+	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m nodes tests/cluster $(NAME_LINES)
 
 cluster: setup model ## Start a Kubernetes with the stack on it, to play with (root, Go, cluster-packages)
 	@$(PYTHON) -m tests.cluster.playground up

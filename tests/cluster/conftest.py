@@ -26,8 +26,12 @@ collect_ignore_glob = [] if os.environ.get("CLOISTER_CLUSTER_TESTS") else ["test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts what needs the real cluster last: there is one a machine, and some tests start one of their own."""
-    items.sort(key=lambda item: isinstance(item, pytest.Function) and "whole_cluster" in item.fixturenames)
+    """Marks what needs root, and puts the real cluster last: there is one a machine, and some tests start their own."""
+    ours = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("cluster")]
+    for item in ours:
+        if {"root", "images"} & set(item.fixturenames):
+            item.add_marker("nodes")
+    items.sort(key=lambda item: item in ours and "whole_cluster" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
