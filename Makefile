@@ -70,14 +70,16 @@ test-cluster: setup model ## Run the whole stack on a real Kubernetes on this ma
 ifdef ARGS
 	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m cluster $(ARGS)
 else
+	@if why=$$($(PYTHON) -m tests.cluster.playground check); then $(PYTHON) -m tests.cluster.images.build; \
+	  else echo "tests that need real nodes will be skipped: $$why"; fi
 	@$(MAKE) --no-print-directory --jobs=2 NAMED=1 control-plane nodes
 endif
 
 control-plane: setup
-	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m "cluster and not nodes" tests/cluster $(NAME_LINES)
+	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m "cluster and not nodes" --durations=10 tests/cluster $(NAME_LINES)
 
 nodes: setup model
-	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m nodes tests/cluster $(NAME_LINES)
+	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m nodes --durations=20 tests/cluster $(NAME_LINES)
 
 cluster: setup model ## Start a Kubernetes with the stack on it, to play with (root, Go, cluster-packages)
 	@$(PYTHON) -m tests.cluster.playground up

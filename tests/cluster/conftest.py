@@ -18,7 +18,7 @@ from tests.cluster.kuberay import install_crds
 from tests.cluster.node.host import HostError
 from tests.cluster.node.real_cluster import RealCluster, real_cluster
 from tests.cluster.nodes import add_node, deleted_pods_end, wait_until_untainted
-from tests.cluster.playground import check
+from tests.cluster.playground import check, check_parts
 from tests.cluster.whole_stack import WholeStack, namespaces_left, running_stack
 
 # The programs take minutes to build, so that an ordinary run of the tests does not even look at these.
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what needs root, and puts the real cluster last: there is one a machine, and some tests start their own."""
     ours = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("cluster")]
     for item in ours:
-        if {"root", "images"} & set(item.fixturenames):
+        if "root" in item.fixturenames:
             item.add_marker("nodes")
     items.sort(key=lambda item: item in ours and "whole_cluster" in getattr(item, "fixturenames", ()))
 
@@ -66,15 +66,19 @@ def root(programs: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def images(request: pytest.FixtureRequest, programs: Path) -> Mapping[str, Image]:
-    """All images, by name."""
-    request.getfixturevalue("root")
+def images(programs: Path) -> Mapping[str, Image]:
+    """All images, by name; skips a test on a machine that cannot build them."""
+    try:
+        check_parts(programs)
+    except HostError as error:
+        pytest.skip(str(error))
     return build_images(programs / "images", programs / "bin")
 
 
 @pytest.fixture(scope="session")
-def whole_cluster(programs: Path, images: Mapping[str, Image]) -> Iterator[RealCluster]:
+def whole_cluster(root: None, programs: Path, images: Mapping[str, Image]) -> Iterator[RealCluster]:
     """A cluster with two real nodes; nothing of it is left afterwards, or the run fails."""
+    del root
     with real_cluster(programs / "bin", images) as running:
         yield running
 

@@ -30,7 +30,7 @@ from tests.cluster.images.buildah import ImageBuildError
 from tests.cluster.images.image import images_in
 from tests.cluster.kuberay import install_crds
 from tests.cluster.kuberay_operator import deploy_operator
-from tests.cluster.node.host import HostError, leftovers, remove_everything, why_not
+from tests.cluster.node.host import HostError, lacking, leftovers, remove_everything, why_not
 from tests.cluster.node.layout import KUBECONFIG, STATE
 from tests.cluster.node.real_cluster import start_cluster
 from tests.cluster.node.waiting import is_ready
@@ -139,7 +139,21 @@ def check(output: Path) -> None:
     Raises:
         HostError: it cannot; the message says what to do.
     """
+    check_parts(output)
     if reason := why_not():
+        raise HostError(reason)
+
+
+def check_parts(output: Path) -> None:
+    """As ``check``, but a cluster may be running: looks for what programs and images are built with, and for room.
+
+    Args:
+        output: where what is built comes.
+
+    Raises:
+        HostError: something is missing; the message says what to do.
+    """
+    if reason := lacking():
         raise HostError(reason)
     if shutil.which("go") is None:
         raise HostError("there is no `go` on PATH; the cluster's programs are built with Go 1.26 or newer")
