@@ -67,11 +67,10 @@ unit: setup ## Run the tests that need neither Ray nor an engine
 
 test-cluster: setup model ## Run the whole stack on a real Kubernetes on this machine (Go; nodes need root, see cluster)
 	$(PYTHON) -m tests.cluster.build
+	@$(PYTHON) -m tests.cluster.playground images
 ifdef ARGS
 	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m cluster $(ARGS)
 else
-	@if why=$$($(PYTHON) -m tests.cluster.playground check); then $(PYTHON) -m tests.cluster.images.build; \
-	  else echo "tests that need real nodes will be skipped: $$why"; fi
 	@$(MAKE) --no-print-directory --jobs=2 NAMED=1 control-plane nodes
 endif
 

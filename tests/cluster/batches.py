@@ -126,3 +126,8 @@ def events(stack: WholeStack, batch_id: str) -> list[Event]:
         if "id" in fields:
             found.append(Event(type=fields["event"], data=json.loads(fields["data"])["data"]))
     return found
+
+
+def batch_of(rayjob: Mapping[str, Any]) -> str:
+    """The batch that a RayJob is for."""
+    return str(rayjob["metadata"]["labels"]["cloister.dev/batch"])

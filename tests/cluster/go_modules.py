@@ -1,5 +1,6 @@
 """Where Go keeps the source of a module that one of this folder's modules requires: definitions of kinds lie there."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ def module_directory(requiring: Path, module: str) -> Path:
         requiring: the directory of the module whose go.mod names the version.
         module: its path, e.g. ``sigs.k8s.io/kwok``.
     """
-    command = ["go", "list", "-m", "-f", "{{.Dir}}", module]
-    done = subprocess.run(command, cwd=requiring, stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.strip())
+    # Programs that were built before do not mean that their source is still here.
+    command = ["go", "mod", "download", "-json", module]
+    done = subprocess.run(command, cwd=requiring, stdout=subprocess.PIPE, check=True)
+    return Path(json.loads(done.stdout)["Dir"])

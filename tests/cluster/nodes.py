@@ -3,9 +3,11 @@
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
+
+import httpx
 
 from tests.cluster.api import ApiError, KubernetesApi
 
@@ -50,14 +52,12 @@ def deleted_pods_end(api: KubernetesApi) -> Iterator[None]:
 
     def end_pods() -> None:
         while not done.wait(_PAUSE_S):
-            try:
-                pods = api.list("v1", "Pod")
-            except ApiError:
-                continue
-            for pod in pods:
-                metadata = pod["metadata"]
-                if "deletionTimestamp" in metadata:
-                    api.delete("v1", "Pod", metadata["name"], metadata["namespace"], now=True)
+            # What is not done now is done next time.
+            with suppress(ApiError, httpx.TransportError):
+                for pod in api.list("v1", "Pod"):
+                    metadata = pod["metadata"]
+                    if "deletionTimestamp" in metadata:
+                        api.delete("v1", "Pod", metadata["name"], metadata["namespace"], now=True)
 
     thread = threading.Thread(target=end_pods)
     thread.start()

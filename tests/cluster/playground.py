@@ -1,13 +1,15 @@
 """A whole Kubernetes with the project's stack on this machine, to play with. It needs root.
 
     python -m tests.cluster.playground check
+    python -m tests.cluster.playground images
     python -m tests.cluster.playground up
     python -m tests.cluster.playground status
     python -m tests.cluster.playground down
 
-`check` says whether it can run here, and what is missing. `up` builds what is not built yet, starts two real nodes,
-deploys the stack ``dev`` and prints how to use it; all of it runs on when the command has ended. `down` takes
-everything away, also what a run that crashed has left.
+`check` says whether it can run here, and what is missing. `images` builds the images that are not built yet, or says
+why this machine cannot. `up` builds what is not built yet, starts two real nodes, deploys the stack ``dev`` and prints
+how to use it; all of it runs on when the command has ended. `down` takes everything away, also what a run that crashed
+has left.
 """
 
 import argparse
@@ -163,6 +165,20 @@ def check_parts(output: Path) -> None:
         raise HostError(f"{output} has {free_gb} GB free; to build Ray's image takes {_ROOM_TO_BUILD_GB}, once")
 
 
+def images(output: Path) -> None:
+    """Builds the images, or says why they cannot be built here.
+
+    Args:
+        output: where what is built comes; the programs are there.
+    """
+    try:
+        check_parts(output)
+    except HostError as error:
+        sys.stderr.write(f"no images, and no test that needs one: {error}\n")
+    else:
+        build_images(output / "images", output / "bin")
+
+
 def down() -> None:
     """Takes everything away.
 
@@ -200,11 +216,17 @@ def _nodes_and_pods() -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.playground", description="A cluster to play with.")
-    parser.add_argument("command", choices=("check", "up", "down", "status"))
+    parser.add_argument("command", choices=("check", "images", "up", "down", "status"))
     parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help=f"what is built; default: {DEFAULT_OUTPUT}")
     given = parser.parse_args(arguments)
     output = given.out.resolve()
-    commands = {"check": lambda: check(output), "up": lambda: up(output), "down": down, "status": status}
+    commands = {
+        "check": lambda: check(output),
+        "images": lambda: images(output),
+        "up": lambda: up(output),
+        "down": down,
+        "status": status,
+    }
     try:
         commands[given.command]()
     except (HostError, ImageBuildError) as error:

@@ -1,5 +1,6 @@
 """Ports of this machine's loopback: free ones, and whether a server answers on one."""
 
+import secrets
 import socket
 import ssl
 from collections.abc import Callable
@@ -8,15 +9,29 @@ from typing import Final
 import httpx
 
 LOOPBACK: Final = "127.0.0.1"
+# Linux gives 32768 to 60999 unless it is told otherwise.
+_NEVER_GIVEN: Final = range(20_000, 32_000)
 
 
 def free_ports(number: int) -> list[int]:
-    """As many different TCP ports that nothing listens on now."""
-    sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(number)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    """As many different TCP ports that nothing listens on now.
+
+    They are used some seconds later: so none is among those that the kernel gives to whoever asks for any port.
+    """
+    found: list[int] = []
+    while len(found) < number:
+        port = secrets.choice(_NEVER_GIVEN)
+        if port not in found and _is_free(port):
+            found.append(port)
+    return found
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def answers(url: str) -> Callable[[], bool]:

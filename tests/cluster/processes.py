@@ -37,7 +37,7 @@ class Process:
         log: Path,
         is_ready: Callable[[], bool],
         environment: Mapping[str, str] | None = None,
-        timeout_s: float = 60,
+        timeout_s: float = 180,
         detached: bool = False,
     ) -> None:
         self._command = list(command)

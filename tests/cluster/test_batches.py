@@ -15,7 +15,18 @@ import pytest
 
 from service.local.demo_lines import demo_lines
 from tests.cluster.api import KubernetesApi
-from tests.cluster.batches import chat_lines, done, events, line, results, retrieve, submit, wait, wait_for_end
+from tests.cluster.batches import (
+    batch_of,
+    chat_lines,
+    done,
+    events,
+    line,
+    results,
+    retrieve,
+    submit,
+    wait,
+    wait_for_end,
+)
 from tests.cluster.deployed import JOBS, SERVICE
 from tests.cluster.dev_stack import SECRETS
 from tests.cluster.whole_stack import WholeStack
@@ -23,6 +34,7 @@ from tests.ray.job_harness import Job, chat, new_job
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.timeout(1800),
     # Pulumi's Automation API leaves the event loop of a program that failed for the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -30,7 +42,11 @@ pytestmark = [
 # Those of `make demo`, ten of them bad in ways that only the engine can tell, and more until there are 500.
 LINES = [*demo_lines("demo"), *(line(f"more-{n}", chat(f"What is {n}?", max_tokens=16)) for n in range(260))]
 ABSENT = "localhost/cloister/ray-cpu@sha256:" + "9" * 64
-STARTED_S = 300
+# They are on their way while the service rolls, also on a fast machine.
+SECOND = 320
+# The work of many minutes.
+CANCELLED = 3_000
+STARTED_S = 500
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -61,7 +77,7 @@ def plain(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def rayjobs(api: KubernetesApi) -> dict[str, dict[str, Any]]:
-    return {each["metadata"]["labels"]["cloister.dev/batch"]: each for each in api.list("ray.io/v1", "RayJob", JOBS)}
+    return {batch_of(each): each for each in api.list("ray.io/v1", "RayJob", JOBS)}
 
 
 def until(is_so: Callable[[], bool], what: str, *, within_s: float = 60) -> None:
@@ -114,16 +130,16 @@ def test_two_batches_at_once_complete_while_a_changed_setting_rolls_the_service_
     whole_stack: WholeStack, node_api: KubernetesApi, local_run: Callable[[], dict[str, Any]]
 ) -> None:
     first = submit(whole_stack, LINES)
-    second = submit(whole_stack, chat_lines(160, tokens=128, name="second"))
+    second = submit(whole_stack, chat_lines(SECOND, tokens=128, name="second"))
     wait(whole_stack, second, lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
     assert retrieve(whole_stack, first).status in ("in_progress", "finalizing", "completed")
     before = templates(node_api)
-    use_ray_image(whole_stack, node_api, ABSENT)
+    use_ray_image(whole_stack, node_api, ABSENT, jobs={"stuck_limit_s": 20})
     assert {name for name, template in templates(node_api).items() if template != before[name]} == {"api", "reconciler"}
     with ThreadPoolExecutor() as pool:
-        ended = list(pool.map(lambda batch_id: wait_for_end(whole_stack, batch_id, within_s=300), (first, second)))
+        ended = list(pool.map(lambda batch_id: wait_for_end(whole_stack, batch_id, within_s=700), (first, second)))
     assert [batch.status for batch in ended] == ["completed", "completed"]
-    assert {each["custom_id"] for each in results(whole_stack, ended[1])} == {f"second-{n}" for n in range(160)}
+    assert {each["custom_id"] for each in results(whole_stack, ended[1])} == {f"second-{n}" for n in range(SECOND)}
     found = results(whole_stack, ended[0])
     told = {each["custom_id"]: (each["response"]["status_code"], plain(each["response"]["body"])) for each in found}
     assert len(found) == len(told) == len(LINES)
@@ -143,13 +159,17 @@ def templates(api: KubernetesApi) -> dict[str, Any]:
     }
 
 
-def use_ray_image(stack: WholeStack, api: KubernetesApi, reference: str) -> None:
-    """Changes the image of Ray, and how long a pod may want for it; returns once nothing knows the old one."""
+def use_ray_image(stack: WholeStack, api: KubernetesApi, reference: str, *, jobs: dict[str, Any]) -> None:
+    """Changes the image of Ray, and what jobs may do; returns once nothing knows the old ones."""
     images = stack.deployment.values["images"] | {"ray_cpu": {"image": reference}}
-    stack.deployment.values |= {"images": images, "jobs": {"stuck_limit_s": 20}}
+    stack.deployment.values |= {"images": images, "jobs": jobs}
     stack.deployment.stack.up()
     # A reconciler leads until it has gone, and launches jobs as it knows them.
-    until(lambda: not any("deletionTimestamp" in each["metadata"] for each in api.list("v1", "Pod", SERVICE)), "rolled")
+    until(lambda: not is_rolling(api), "the pods of before are gone", within_s=180)
+
+
+def is_rolling(api: KubernetesApi) -> bool:
+    return any("deletionTimestamp" in each["metadata"] for each in api.list("v1", "Pod", SERVICE))
 
 
 def test_a_batch_whose_image_is_missing_fails_within_minutes_and_says_so(
@@ -158,8 +178,10 @@ def test_a_batch_whose_image_is_missing_fails_within_minutes_and_says_so(
     # Since the test before.
     assert whole_stack.deployment.values["images"]["ray_cpu"]["image"] == ABSENT
     batch_id = submit(whole_stack, chat_lines(3, tokens=4, name="imageless"))
-    batch = wait_for_end(whole_stack, batch_id, within_s=120)
-    use_ray_image(whole_stack, node_api, whole_stack.ray_image)
+    try:
+        batch = wait_for_end(whole_stack, batch_id, within_s=240)
+    finally:
+        use_ray_image(whole_stack, node_api, whole_stack.ray_image, jobs={})
     assert batch.status == "failed"
     (error,) = (batch.errors.data or []) if batch.errors else []
     assert error.message is not None
@@ -171,13 +193,13 @@ def test_a_batch_whose_image_is_missing_fails_within_minutes_and_says_so(
 def test_a_batch_that_is_cancelled_midway_keeps_what_it_has_and_its_rayjob_goes(
     whole_stack: WholeStack, node_api: KubernetesApi
 ) -> None:
-    batch_id = submit(whole_stack, chat_lines(400, tokens=128, name="cancelled"))
+    batch_id = submit(whole_stack, chat_lines(CANCELLED, tokens=256, name="cancelled"))
     wait(whole_stack, batch_id, lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
     with whole_stack.client() as client:
         client.batches.cancel(batch_id)
-    batch = wait_for_end(whole_stack, batch_id, within_s=120)
+    batch = wait_for_end(whole_stack, batch_id, within_s=240)
     assert batch.status == "cancelled"
-    assert 0 < done(batch) < 400
+    assert 0 < done(batch) < CANCELLED
     assert len({each["custom_id"] for each in results(whole_stack, batch)}) == done(batch)
     until(lambda: batch_id not in rayjobs(node_api), "its RayJob is gone")
     assert [event.type for event in events(whole_stack, batch_id)][-2:] == ["batch.cancelling", "batch.cancelled"]

@@ -1,15 +1,17 @@
 """A run that is killed leaves much behind, refuses company, and is taken away by one command."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.images.image import Image
-from tests.cluster.node.host import KERNEL, HostError, leftovers, sysctl
+from tests.cluster.node import host
+from tests.cluster.node.host import KERNEL, HostError, leftovers, remove_everything, sysctl
 from tests.cluster.node.iptables import chains, removal
 from tests.cluster.node.real_cluster import real_cluster
 
@@ -30,7 +32,7 @@ with real_cluster(Path(sys.argv[1]), {name: images[name] for name in ("pause", "
 
 
 @pytest.fixture
-def crashed(programs: Path, images: Mapping[str, Image]) -> Mapping[str, str]:
+def crashed(programs: Path, images: Mapping[str, Image]) -> Iterator[Mapping[str, str]]:
     """Kills a run; what the machine was like before it."""
     before = machine()
     command = [sys.executable, "-c", RUN, str(programs / "bin"), str(images["pause"].layout)]
@@ -39,7 +41,8 @@ def crashed(programs: Path, images: Mapping[str, Image]) -> Mapping[str, str]:
     assert run.stdout.readline() == "ready\n"
     run.kill()
     run.communicate()
-    return before
+    yield before
+    remove_everything()
 
 
 def machine() -> dict[str, str]:
@@ -56,6 +59,14 @@ def test_what_a_killed_run_left_is_taken_away_by_one_command(crashed: Mapping[st
     subprocess.run([sys.executable, "-m", "tests.cluster.playground", "down"], check=True)
     assert leftovers() + chains(("KUBE-",)) == []
     assert machine() == crashed
+
+
+def test_what_another_boot_has_left_changes_no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = tmp_path / "before.json"
+    record.write_text(json.dumps({"boot": "another", "directories": [], "kernel": {"net.of.a.module": "0"}}))
+    monkeypatch.setattr(host, "_RECORD", record)
+    assert leftovers() == []
+    remove_everything()
 
 
 def test_a_machine_with_a_kubelet_is_left_alone(programs: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import KubernetesApi
-from tests.cluster.batches import chat_lines, done, events, results, retrieve, submit, wait, wait_for_end
+from tests.cluster.batches import batch_of, chat_lines, done, events, results, retrieve, submit, wait, wait_for_end
 from tests.cluster.deployed import JOBS, SERVICE
 from tests.cluster.node.waiting import wait_until_available, wait_until_node_ready
 from tests.cluster.readiness import pod_problem
@@ -21,6 +21,7 @@ from tests.cluster.whole_stack import WholeStack
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.timeout(1800),
     # Pulumi's Automation API leaves the event loop of a program that failed for the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -30,8 +31,10 @@ LINES = 900
 IN_FLIGHT = 64
 # Lines that a batch must have left when a fault comes, or it might be over before that has had its effect.
 LEFT = 250
-STARTED_S = 240
-RECOVERED_S = 240
+STARTED_S = 500
+RECOVERED_S = 500
+# A machine may be several times as slow as those where this takes two minutes.
+ENDED_S = 700
 HEAD = {"ray.io/node-type": "head"}
 WORKER = {"ray.io/node-type": "worker"}
 
@@ -55,7 +58,7 @@ class Batches:
             batch = retrieve(self._stack, self.ids[-1])
             if batch.status == "in_progress" and LINES - done(batch) >= LEFT:
                 return batch.id
-            wait_for_end(self._stack, batch.id, within_s=300)
+            wait_for_end(self._stack, batch.id, within_s=ENDED_S)
         self.ids.append(submit(self._stack, chat_lines(LINES, tokens=256, name="line")))
         wait(self._stack, self.ids[-1], lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
         return self.ids[-1]
@@ -123,11 +126,9 @@ def test_pods_of_the_service_are_deleted(
 def test_the_kubelet_is_restarted(whole_stack: WholeStack, node_api: KubernetesApi, batches: Batches) -> None:
     with survived(whole_stack, node_api, batches, "the kubelet of node-2 was restarted"):
         before = uids_of_pods(node_api)
-        whole_stack.cluster.nodes["node-2"].restart_kubelet()
-        wait_until_node_ready(node_api, "node-2")
-        after = uids_of_pods(node_api)
-    assert after
-    assert after <= before, "a pod was made anew"
+        whole_stack.cluster.nodes["node-2"].restart_kubelet(node_api)
+    # None was made anew; a fast batch may be over.
+    assert uids_of_pods(node_api) <= before
 
 
 def uids_of_pods(api: KubernetesApi) -> set[str]:
@@ -161,12 +162,18 @@ def test_each_batch_has_every_line_once_and_tells_what_happened(
 ) -> None:
     assert batches.ids
     for batch_id in batches.ids:
-        batch = wait_for_end(whole_stack, batch_id, within_s=300)
+        batch = wait_for_end(whole_stack, batch_id, within_s=ENDED_S)
         assert batch.status == "completed"
         custom_ids = [each["custom_id"] for each in results(whole_stack, batch)]
         assert custom_ids == [f"line-{number}" for number in range(LINES)]
         told = [event.type for event in events(whole_stack, batch_id)]
         assert {"batch.in_progress", "job.launched", "job.running"} <= set(told)
         assert told[-1] == "batch.completed"
-    reasons = {event["reason"] for event in node_api.list("v1", "Event", JOBS)}
-    assert {"CreatedHeadPod", "CreatedWorkerPod"} <= reasons
+        assert {"CreatedHeadPod", "CreatedWorkerPod"} <= reasons_of_events(node_api, batch_id)
+
+
+def reasons_of_events(api: KubernetesApi, batch_id: str) -> set[str]:
+    """Of all that Kubernetes tells of the batch's Ray clusters."""
+    jobs = [each for each in api.list("ray.io/v1", "RayJob", JOBS) if batch_of(each) == batch_id]
+    clusters = {each["status"]["rayClusterName"] for each in jobs}
+    return {each["reason"] for each in api.list("v1", "Event", JOBS) if each["involvedObject"]["name"] in clusters}

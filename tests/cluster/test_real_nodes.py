@@ -14,7 +14,7 @@ from tests.cluster.node.kubelet import PORT
 from tests.cluster.node.layout import NODES
 from tests.cluster.node.real_cluster import RealCluster
 from tests.cluster.node.restricted import CONTAINER_SECURITY, POD_SECURITY
-from tests.cluster.node.waiting import wait_until, wait_until_node_ready
+from tests.cluster.node.waiting import wait_until
 from tests.cluster.readiness import pod_problem
 
 pytestmark = pytest.mark.cluster
@@ -137,12 +137,16 @@ def test_a_kubelet_reads_no_secret_that_no_pod_of_its_node_has(
 
 
 def test_pods_outlive_a_restart_of_their_kubelet(
-    whole_cluster: RealCluster, node_api: KubernetesApi, pods: Callable[[str], dict[str, Any]]
+    whole_cluster: RealCluster,
+    node_api: KubernetesApi,
+    images: Mapping[str, Image],
+    pods: Callable[[str], dict[str, Any]],
 ) -> None:
     (before,) = pods("node-2")["status"]["containerStatuses"]
-    whole_cluster.nodes["node-2"].restart_kubelet()
-    wait_until_node_ready(node_api, "node-2")
-    wait_until_pod_ready(node_api, "node-2")
+    whole_cluster.nodes["node-2"].restart_kubelet(node_api)
+    # One that runs shows that the kubelet has looked after all of its pods since.
+    node_api.create(pod("since-then", "node-2", images[IMAGES["node-2"]].reference))
+    wait_until_pod_ready(node_api, "since-then")
     (after,) = pods("node-2")["status"]["containerStatuses"]
     assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)
     assert python(whole_cluster, "node-1", READS, "http://service-node-2/") == "node-2"

@@ -54,7 +54,7 @@ def build_images(output: Path, programs: Path) -> Mapping[str, Image]:
             bases = make_bases(engine, marks)
             _Builder(engine=engine, marks=marks, bases=bases, programs=programs.absolute(), output=output).build()
         remove_replaced_images(output / _LAYOUT)
-    return built_images(output)
+        return built_images(output)
 
 
 def built_images(output: Path) -> Mapping[str, Image]:

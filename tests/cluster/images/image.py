@@ -61,7 +61,11 @@ def images_in(layout: Path) -> Mapping[str, Image]:
 def remove_replaced_images(layout: Path) -> None:
     """Deletes what no image with a name has: an image that is built anew takes the name of the one before."""
     index = _json(layout / _INDEX)
-    (layout / _INDEX).write_text(json.dumps({**index, "manifests": _named(index)}))
+    if (named := _named(index)) != index["manifests"]:
+        # Others may be reading it.
+        unfinished = layout / f"{_INDEX}.new"
+        unfinished.write_text(json.dumps({**index, "manifests": named}))
+        unfinished.rename(layout / _INDEX)
     used = {path for image in images_in(layout).values() for path in image.blobs().values()}
     # A copy that was cut off is beside them.
     for path in (*layout.glob("blobs/sha256/*"), *layout.glob("oci-put-blob*")):

@@ -17,7 +17,7 @@ def make_cgroup(name: str) -> None:
     """Makes it in each hierarchy; a kubelet makes those of its pods below it."""
     for root, version in _hierarchies():
         directory = root / name
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)  # a hierarchy can be mounted at two places
         for setting in _BEFORE_ALL_ELSE:
             # In version 1 they are empty at first, and no process can be put there.
             if version == 1 and (root / setting).exists():

@@ -10,11 +10,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tests.cluster.node.cgroups import cgroup_directories, remove_cgroup
 from tests.cluster.node.iptables import chains, remove_chains
@@ -52,6 +52,7 @@ KERNEL: Final = (
 )
 # Ray's image, unpacked, and what pods write.
 _ROOM_GB: Final = 12
+_MEMORY_GB: Final = 16
 _KUBERNETES_CHAINS: Final = "KUBE-"
 _GONE_WITHIN_S: Final = 30
 
@@ -72,23 +73,30 @@ class _Running:
     @property
     def is_ours(self) -> bool:
         places = (str(STATE), str(RUN))
-        return self.name in _OUR_PROGRAMS and any(place in each for each in self.arguments for place in places)
+        return self.name in _OUR_PROGRAMS and any(f"{place}/" in each for each in self.arguments for place in places)
 
 
 def lacking() -> str:
     """What the machine lacks for a real cluster and how to get it; empty when it has all."""
     if os.geteuid() != 0:
         return "a real cluster needs root (kubelets, containers, network devices): run it as root"
+    if not _may_change_the_kernel():
+        return "this root may not make mounts or network devices (a container's, without SYS_ADMIN or NET_ADMIN)"
     missing = sorted({package for command, package in _PACKAGES.items() if shutil.which(command, path=PATH) is None})
     if missing:
         return f"Debian packages are missing; as root: apt-get install {' '.join(missing)}"
-    free_gb = shutil.disk_usage(STATE.parent).free // 10**9
-    return f"{STATE.parent} has {free_gb} GB free; a real cluster needs {_ROOM_GB}" if free_gb < _ROOM_GB else ""
+    with suppress(FileNotFoundError):
+        # Ordinary kernels have it as a module; in others it is built in, and there may be no modprobe.
+        subprocess.run(["modprobe", "br_netfilter"], check=False, stderr=subprocess.DEVNULL)
+    if unknown := [name for name in SYSCTLS if not sysctl(name).exists()]:
+        return f"the kernel has no {unknown[0]}: it needs the module br_netfilter"
+    memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    return f"{memory_gb:.0f} GB of memory; a real cluster needs {_MEMORY_GB}" if memory_gb < _MEMORY_GB - 1 else ""
 
 
 def why_not() -> str:
     """What keeps the cluster from running here now and what to do about it; empty when nothing does."""
-    if reason := lacking():
+    if reason := lacking() or _lack_of_room():
         return reason
     if found := leftovers():
         return f"a cluster runs here, or one has crashed: there is {found[0]}; take it away: make cluster-down"
@@ -99,6 +107,11 @@ def why_not() -> str:
     if taken := taken_networks():
         return f"the cluster's addresses are in use here: there is a route to {taken[0]}"
     return ""
+
+
+def _lack_of_room() -> str:
+    free_gb = shutil.disk_usage(STATE.parent).free // 10**9
+    return f"{STATE.parent} has {free_gb} GB free; a real cluster needs {_ROOM_GB}" if free_gb < _ROOM_GB else ""
 
 
 def missing_programs(programs: Path) -> str:
@@ -115,19 +128,21 @@ def prepare() -> None:
     """Makes the directories and sets the kernel, and writes down before how it was.
 
     Raises:
-        HostError: the kernel cannot do it.
         FileExistsError: another run has just done so.
     """
-    with suppress(FileNotFoundError):
-        # Ordinary kernels have it as a module; in others it is built in, and there may be no modprobe.
-        subprocess.run(["modprobe", "br_netfilter"], check=False, stderr=subprocess.DEVNULL)
-    if missing := [name for name in SYSCTLS if not sysctl(name).exists()]:
-        raise HostError(f"the kernel has no {missing[0]}: it needs the module br_netfilter")
     STATE.mkdir(mode=0o711)
+    try:
+        _prepare()
+    except BaseException:
+        remove_everything()
+        raise
+
+
+def _prepare() -> None:
     made = [str(path) for path in MOUNT_POINTS if not path.exists()]
     kernel = {name: sysctl(name).read_text().strip() for name in KERNEL if sysctl(name).exists()}
     unfinished = _RECORD.with_suffix(".new")
-    unfinished.write_text(json.dumps({"directories": made, "kernel": kernel}))
+    unfinished.write_text(json.dumps({"boot": _boot_id(), "directories": made, "kernel": kernel}))
     unfinished.rename(_RECORD)
     RUN.mkdir(mode=0o711)
     for path in MOUNT_POINTS:
@@ -142,7 +157,7 @@ def remove_everything() -> None:
     Raises:
         HostError: something is still there, or this is not root; the message says it.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 or not _may_change_the_kernel():
         raise HostError("only root can take a cluster away")
     _kill_processes()
     for node in NODES:
@@ -166,7 +181,8 @@ def leftovers() -> list[str]:
         *(f"process {each.pid} ({' '.join(each.arguments)[:100]})" for each in _processes() if each.is_ours),
         *(f"mount {path}" for path in _mounts()),
         *(f"network device {name}" for name in bridges()),
-        *(f"iptables chain {name}" for name in chains(_our_chains())),
+        # Only who may change them may see them.
+        *(f"iptables chain {name}" for name in (chains(_our_chains()) if _may_change_the_kernel() else ())),
         *(f"cgroup {path}" for node in NODES for path in cgroup_directories(node.cgroup)),
         *(f"directory {path}" for path in (STATE, RUN) if path.exists()),
     ]
@@ -174,7 +190,7 @@ def leftovers() -> list[str]:
 
 def _our_chains() -> tuple[str, ...]:
     """Those of kube-proxy have no sign of whose they are: the cluster starts only where there are none."""
-    return (CHAIN, _KUBERNETES_CHAINS) if STATE.exists() else (CHAIN,)
+    return (CHAIN, _KUBERNETES_CHAINS) if STATE.exists() and _is_of_this_boot(_record()) else (CHAIN,)
 
 
 def _kill_processes() -> None:
@@ -202,16 +218,37 @@ def _mounts() -> list[str]:
 
 
 def _restore() -> None:
-    if not _RECORD.exists():
-        return
-    record = json.loads(_RECORD.read_text())
-    for name, value in record["kernel"].items():
+    record = _record()
+    # A kernel that has started anew has nothing of ours, and what it has may be another's.
+    settings = record["kernel"] if _is_of_this_boot(record) else {}
+    for name, value in settings.items():
         if sysctl(name).read_text().strip() != value:
             sysctl(name).write_text(value)
     for directory in map(Path, record["directories"]):
         # What is not empty is in use by others meanwhile: ours was never seen there, only in the nodes' namespaces.
         if directory.exists() and not any(directory.iterdir()):
             directory.rmdir()
+
+
+def _record() -> dict[str, Any]:
+    """What was written down before; nothing was changed where there is none."""
+    nothing: dict[str, Any] = {"boot": _boot_id(), "directories": [], "kernel": {}}
+    return json.loads(_RECORD.read_text()) if _RECORD.exists() else nothing
+
+
+def _is_of_this_boot(record: Mapping[str, Any]) -> bool:
+    return record["boot"] == _boot_id()
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _may_change_the_kernel() -> bool:
+    """Whether this process has the capabilities NET_ADMIN (12) and SYS_ADMIN (21): see capabilities(7)."""
+    status = Path("/proc/self/status").read_text()
+    effective = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
+    return all(effective >> number & 1 for number in (12, 21))
 
 
 def sysctl(name: str) -> Path:

@@ -1,5 +1,6 @@
 """Chains of iptables by how their names begin: found, and removed with what leads to them."""
 
+import shutil
 import subprocess
 from typing import Final
 
@@ -52,5 +53,7 @@ def _declared(line: str, beginnings: tuple[str, ...]) -> str:
 
 
 def _saved(command: str) -> list[str]:
+    if shutil.which(f"{command}-save") is None:
+        return []  # who made chains had it
     done = subprocess.run([f"{command}-save"], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return done.stdout.splitlines()

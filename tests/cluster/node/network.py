@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.cluster.control_plane import SERVICE_NETWORK
-from tests.cluster.node.layout import POD_NETWORKS, PREFIX, NodeLayout
+from tests.cluster.node.layout import NODES, POD_NETWORKS, PREFIX, NodeLayout
 
 # Packets between bridges are forwarded; those between two pods of a bridge pass the rules of Services.
 SYSCTLS: Final = {"net.ipv4.ip_forward": "1", "net.bridge.bridge-nf-call-iptables": "1"}
@@ -61,7 +61,7 @@ def taken_networks() -> list[str]:
 
 def bridges() -> list[str]:
     """Those of nodes that are there."""
-    return sorted(path.name for path in Path("/sys/class/net").glob(f"{PREFIX}[0-9]"))
+    return [node.bridge for node in NODES if Path("/sys/class/net", node.bridge).exists()]
 
 
 def remove_bridge(name: str) -> None:

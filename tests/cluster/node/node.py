@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.images.image import Image
 from tests.cluster.images.importing import import_image
@@ -11,6 +12,7 @@ from tests.cluster.node.kubelet import kubelet
 from tests.cluster.node.layout import NodeLayout
 from tests.cluster.node.namespaces import namespaces
 from tests.cluster.node.network import make_bridge, write_pod_network
+from tests.cluster.node.waiting import wait_until
 from tests.cluster.processes import Process
 
 
@@ -60,10 +62,12 @@ class Node:
         """Stops it; the pods run on."""
         self._kubelet.stop()
 
-    def restart_kubelet(self) -> None:
-        """Stops it and starts it at once."""
+    def restart_kubelet(self, api: KubernetesApi) -> None:
+        """Stops it and starts it at once; returns when it has told the API server that it lives."""
         self.stop_kubelet()
+        before = _last_told(api, self.name)
         self.start_kubelet()
+        wait_until(lambda: _last_told(api, self.name) != before, f"{self.name} lives", lambda: before, within_s=60)
 
     def stop(self) -> None:
         """Ends everything that runs on it, the pods too."""
@@ -75,3 +79,9 @@ class Node:
         self._started.append(process)
         process.start()
         return process
+
+
+def _last_told(api: KubernetesApi, name: str) -> str:
+    """When its kubelet last said that it lives."""
+    lease = api.find("coordination.k8s.io/v1", "Lease", name, "kube-node-lease")
+    return str(lease and lease["spec"]["renewTime"])
