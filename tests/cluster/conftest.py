@@ -20,6 +20,7 @@ from tests.cluster.node.host import HostError
 from tests.cluster.node.real_cluster import RealCluster, real_cluster
 from tests.cluster.nodes import add_node, deleted_pods_end, wait_until_untainted
 from tests.cluster.playground import check, check_parts
+from tests.cluster.running_batches import RunningBatches
 from tests.cluster.whole_stack import WholeStack, namespaces_left, running_stack
 
 # The programs take minutes to build, so that an ordinary run of the tests does not even look at these.
@@ -120,6 +121,12 @@ def whole_stack(
         yield running
     with KubernetesApi(whole_cluster.control_plane.kubeconfig) as opened:
         assert namespaces_left(opened) == []
+
+
+@pytest.fixture(scope="session")
+def batches(whole_stack: WholeStack) -> RunningBatches:
+    """There is always one in the middle of its work."""
+    return RunningBatches(whole_stack)
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import KubernetesApi
-from tests.cluster.batches import batch_of, chat_lines, done, events, results, retrieve, submit, wait, wait_for_end
+from tests.cluster.batches import batch_of, done, events, results, retrieve, wait, wait_for_end
 from tests.cluster.deployed import JOBS, SERVICE
 from tests.cluster.node.waiting import wait_until_available, wait_until_node_ready
 from tests.cluster.readiness import pod_problem
+from tests.cluster.running_batches import ENDED_S, LINES, RunningBatches
 from tests.cluster.whole_stack import WholeStack
 
 pytestmark = [
@@ -26,52 +27,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-LINES = 900
 # Lines that may be committed and not told of when a fault comes; more than these are new.
 IN_FLIGHT = 64
-# Lines that a batch must have left when a fault comes, or it might be over before that has had its effect.
-LEFT = 250
-STARTED_S = 500
 RECOVERED_S = 500
-# A machine may be several times as slow as those where this takes two minutes.
-ENDED_S = 700
 HEAD = {"ray.io/node-type": "head"}
 WORKER = {"ray.io/node-type": "worker"}
 
 logger = logging.getLogger(__name__)
 
 
-class Batches:
-    """One batch after another, each with the same lines.
-
-    Attributes:
-        ids: of all of them, the running one last.
-    """
-
-    def __init__(self, stack: WholeStack) -> None:
-        self._stack = stack
-        self.ids: list[str] = []
-
-    def running(self) -> str:
-        """One that has lines done, and enough left for a fault: the last one, or a new one once that is over."""
-        if self.ids:
-            batch = retrieve(self._stack, self.ids[-1])
-            if batch.status == "in_progress" and LINES - done(batch) >= LEFT:
-                return batch.id
-            wait_for_end(self._stack, batch.id, within_s=ENDED_S)
-        self.ids.append(submit(self._stack, chat_lines(LINES, tokens=256, name="line")))
-        wait(self._stack, self.ids[-1], lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
-        return self.ids[-1]
-
-
-@pytest.fixture(scope="module")
-def batches(whole_stack: WholeStack) -> Batches:
-    """One for all faults; each test says what it takes away under it."""
-    return Batches(whole_stack)
-
-
 @contextmanager
-def survived(stack: WholeStack, api: KubernetesApi, batches: Batches, fault: str) -> Iterator[None]:
+def survived(stack: WholeStack, api: KubernetesApi, batches: RunningBatches, fault: str) -> Iterator[None]:
     """Around a fault: a batch was running before, and gets further after it."""
     batch_id = batches.running()
     began = time.monotonic()
@@ -115,7 +81,7 @@ def delete_pods(api: KubernetesApi, namespace: str, labels: dict[str, str]) -> N
 
 @pytest.mark.parametrize("component", ["api", "reconciler", "database"])
 def test_pods_of_the_service_are_deleted(
-    component: str, whole_stack: WholeStack, node_api: KubernetesApi, batches: Batches
+    component: str, whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     with survived(whole_stack, node_api, batches, f"all pods of {component} were deleted"):
         delete_pods(node_api, SERVICE, {"app.kubernetes.io/component": component})
@@ -123,7 +89,7 @@ def test_pods_of_the_service_are_deleted(
     wait_until_available(node_api, "reconciler", SERVICE)
 
 
-def test_the_kubelet_is_restarted(whole_stack: WholeStack, node_api: KubernetesApi, batches: Batches) -> None:
+def test_the_kubelet_is_restarted(whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches) -> None:
     with survived(whole_stack, node_api, batches, "the kubelet of node-2 was restarted"):
         before = uids_of_pods(node_api)
         whole_stack.cluster.nodes["node-2"].restart_kubelet(node_api)
@@ -137,13 +103,15 @@ def uids_of_pods(api: KubernetesApi) -> set[str]:
 
 @pytest.mark.parametrize("labels", [WORKER, HEAD], ids=["worker", "head"])
 def test_a_pod_of_ray_is_deleted(
-    labels: dict[str, str], whole_stack: WholeStack, node_api: KubernetesApi, batches: Batches
+    labels: dict[str, str], whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     with survived(whole_stack, node_api, batches, f"the pod of Ray with {labels} was deleted"):
         delete_pods(node_api, JOBS, labels)
 
 
-def test_the_node_is_cordoned_and_deleted(whole_stack: WholeStack, node_api: KubernetesApi, batches: Batches) -> None:
+def test_the_node_is_cordoned_and_deleted(
+    whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
+) -> None:
     node = whole_stack.cluster.nodes["node-2"]
     with survived(whole_stack, node_api, batches, "node-2 was cordoned and deleted, and came back"):
         body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}}
@@ -158,7 +126,7 @@ def test_the_node_is_cordoned_and_deleted(whole_stack: WholeStack, node_api: Kub
 
 
 def test_each_batch_has_every_line_once_and_tells_what_happened(
-    whole_stack: WholeStack, node_api: KubernetesApi, batches: Batches
+    whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     assert batches.ids
     for batch_id in batches.ids:
