@@ -17,7 +17,7 @@ from tests.cluster.batches import batch_of, done, events, results, retrieve, wai
 from tests.cluster.deployed import JOBS, SERVICE
 from tests.cluster.node.waiting import wait_until_available, wait_until_node_ready
 from tests.cluster.readiness import pod_problem
-from tests.cluster.running_batches import ENDED_S, LINES, RunningBatches
+from tests.cluster.running_batches import ENDED_S, RunningBatches
 from tests.cluster.whole_stack import WholeStack
 
 pytestmark = [
@@ -128,12 +128,12 @@ def test_the_node_is_cordoned_and_deleted(
 def test_each_batch_has_every_line_once_and_tells_what_happened(
     whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
-    assert batches.ids
-    for batch_id in batches.ids:
+    assert batches.lines
+    for batch_id, lines in batches.lines.items():
         batch = wait_for_end(whole_stack, batch_id, within_s=ENDED_S)
         assert batch.status == "completed"
         custom_ids = [each["custom_id"] for each in results(whole_stack, batch)]
-        assert custom_ids == [f"line-{number}" for number in range(LINES)]
+        assert custom_ids == [f"line-{number}" for number in range(lines)]
         told = [event.type for event in events(whole_stack, batch_id)]
         assert {"batch.in_progress", "job.launched", "job.running"} <= set(told)
         assert told[-1] == "batch.completed"
