@@ -38,8 +38,8 @@ class Server:
     source: str
 
 
-def find_server(environment: Mapping[str, str], data_dir: Path) -> Server:
-    """The server that the environment names, or else the ``cloister local`` of a data directory.
+def find_server(environment: Mapping[str, str], data_dir: Path | None) -> Server:
+    """The server that the environment names, or else the ``cloister local`` of a data directory, if one is given.
 
     Raises:
         CommandError: there is none, or it is named by half.
@@ -51,7 +51,10 @@ def find_server(environment: Mapping[str, str], data_dir: Path) -> Server:
         # A key without a URL is one for OpenAI, which is none of our business.
         if base_url or (api_key and key_name == "CLOISTER_API_KEY"):
             there, lacking = (url_name, key_name) if base_url else (key_name, url_name)
-            raise CommandError(f"{there} is set, but {lacking} is not: set both, or neither to use {data_dir}")
+            neither = f"neither to use {data_dir}" if data_dir else "neither"
+            raise CommandError(f"{there} is set, but {lacking} is not: set both, or {neither}")
+    if data_dir is None:
+        raise CommandError("no server is named: set CLOISTER_BASE_URL and CLOISTER_API_KEY")
     path = data_dir / "client.env"
     if local := read_client_env(path):
         return Server(base_url=_with_path(local.base_url, str(path)), api_key=local.api_key, source=str(path))
@@ -62,14 +65,22 @@ def find_server(environment: Mapping[str, str], data_dir: Path) -> Server:
 
 
 def _with_path(base_url: str, source: str) -> str:
-    parts = urlsplit(base_url)
-    if parts.scheme not in {"http", "https"} or not parts.netloc:
+    if not _is_http(base_url):
         raise CommandError(f"the base URL {base_url!r} of {source} is none: it must look like https://host:8000/v1")
+    parts = urlsplit(base_url)
     return base_url.rstrip("/") if parts.path.strip("/") else f"{base_url.rstrip('/')}/v1"
 
 
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port is a word
+        return False
+
+
 @contextmanager
-def open_client(data_dir: Path) -> Iterator["OpenAI"]:
+def open_client(data_dir: Path | None) -> Iterator["OpenAI"]:
     """The official client for the server; errors of the API become errors of the command.
 
     Raises:

@@ -74,7 +74,7 @@ def follow(client: "OpenAI", batch_id: str, show: Callable[[Update], None]) -> "
     listener = _Listener(client, batch_id)
     pauses = _pauses()
     while True:
-        batch = _retrieve(client, batch_id, patiently=listener.has_begun)
+        batch = retrieve(client, batch_id, patiently=listener.has_begun)
         show(update_of(batch))
         if batch.status in FINAL:
             return batch
@@ -89,7 +89,18 @@ def _pauses() -> Iterator[float]:
     return (min(_MAX_PAUSE_S, _FIRST_PAUSE_S * 1.5**number) for number in itertools.count())
 
 
-def _retrieve(client: "OpenAI", batch_id: str, *, patiently: bool) -> "Batch":
+def retrieve(client: "OpenAI", batch_id: str, *, patiently: bool) -> "Batch":
+    """A batch as it is now.
+
+    Args:
+        client: of the server.
+        batch_id: the batch.
+        patiently: ask again and again while the server does not answer or does not work.
+
+    Raises:
+        CommandError: that took five minutes.
+        openai.APIError: it is not to be had patiently, or there is no such batch, or the key is refused.
+    """
     import openai
 
     give_up_at, pauses = time.monotonic() + _MAX_OUTAGE_S, _pauses()

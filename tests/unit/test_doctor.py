@@ -1,18 +1,16 @@
 """What the doctor makes of what it sees; seeing is tried on real servers elsewhere."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from service.cli.doctor.api import judge_readiness
-from service.cli.doctor.findings import Report, Result, failed, not_checked, ok, told
+from service.cli.doctor.findings import Result
 from service.cli.doctor.network import Shut, Way, judge, shut
 from service.cli.doctor.nodes import groups, judge_nodes
 from service.cli.doctor.requirements import judge_definition, judge_operators, judge_version, operator_version
-from service.cli.doctor.workloads import judge_workload, pod_problems
-from service.errors import CloisterError
+from service.cli.doctor.workloads import judge_claims, judge_workload, pod_problems
 
 JOBS = "cloister-acme-dev-jobs"
 
@@ -144,6 +142,17 @@ def test_an_operator_for_this_namespace_beside_one_for_others_is_right() -> None
     assert [each.result for each in judge_operators(both, JOBS)] == [Result.OK]
 
 
+@pytest.mark.parametrize(
+    ("watched", "result"),
+    [(("a,b", "c"), Result.NOT_CHECKED), (("a,b", "b"), Result.FAILED), (("a", ""), Result.FAILED)],
+)
+def test_where_no_namespace_is_named_operators_undo_each_other_only_in_the_same_ones(
+    watched: tuple[str, str], result: Result
+) -> None:
+    both = [operator(*(["--watch-namespace", each] if each else []), name=each or "all") for each in watched]
+    assert [each.result for each in judge_operators(both, "")] == [result, Result.OK, Result.OK]
+
+
 def test_the_version_of_an_operator_without_a_chart_is_its_images() -> None:
     plain = operator(version="x")
     assert operator_version(plain) == ""
@@ -194,10 +203,44 @@ def test_a_pod_that_waits_for_room_is_a_problem_where_it_is_no_job() -> None:
     assert list(pod_problems(waiting, may_wait=True)) == []
 
 
-def test_a_workload_is_right_once_all_its_pods_are_ready() -> None:
-    body = {"metadata": {"name": "api"}, "spec": {"replicas": 2}}
-    assert judge_workload("Deployment", body | {"status": {"readyReplicas": 1}}).result == Result.FAILED
-    assert judge_workload("Deployment", body | {"status": {"readyReplicas": 2}}).result == Result.OK
+def workload(replicas: int = 2, *, ready: int = 2, updated: int = 2, observed: int = 3) -> dict[str, Any]:
+    status = {"readyReplicas": ready, "updatedReplicas": updated, "observedGeneration": observed}
+    return {"metadata": {"name": "api", "generation": 3}, "spec": {"replicas": replicas}, "status": status}
+
+
+def test_a_workload_is_right_once_all_its_pods_are_ready_and_new() -> None:
+    assert judge_workload("Deployment", workload()).result == Result.OK
+    assert judge_workload("StatefulSet", workload(0, ready=0, updated=0)).result == Result.OK
+
+
+@pytest.mark.parametrize(
+    ("body", "told_of"),
+    [
+        (workload(ready=1), "1 of 2 pods are ready"),
+        (workload(updated=0), "its rollout is not through: 0 of 2 pods"),
+        (workload(observed=2), "its rollout is not through"),
+        (workload(0, ready=0, updated=0), "scaled it to 0 pods"),
+        (workload() | {"status": {}}, "0 of 2 pods are ready"),
+    ],
+)
+def test_a_workload_that_is_not_through_is_told(body: dict[str, Any], told_of: str) -> None:
+    found = judge_workload("Deployment", body)
+    assert found.result == Result.FAILED
+    assert told_of in found.message
+
+
+@pytest.mark.parametrize(
+    ("phase", "result"),
+    [
+        ("Bound", Result.OK),
+        ("Pending", Result.NOT_CHECKED),  # with some storage classes until a pod mounts it
+        ("Lost", Result.FAILED),
+        (None, Result.FAILED),
+    ],
+)
+def test_a_claim_of_models_must_be_there(phase: str | None, result: Result) -> None:
+    there = [{"metadata": {"name": "models"}, "status": {"phase": phase}}] if phase else []
+    assert judge_claims(["models"], there, JOBS).result == result
 
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -249,37 +292,11 @@ def test_only_an_open_way_says_that_policies_are_not_enforced(target: Shut, way:
             "schema: Old.",
         ),
         (404, {"error": {"message": "no"}}, Result.NOT_CHECKED, "ingress"),
+        (200, {"checks": None}, Result.NOT_CHECKED, "a page to log in"),
+        (502, "<html>Bad Gateway</html>", Result.FAILED, "answers 502"),
     ],
 )
-def test_what_readiness_says_is_told(status: int, body: dict[str, Any], result: Result, told_of: str) -> None:
+def test_what_readiness_says_is_told(status: int, body: object, result: Result, told_of: str) -> None:
     found = judge_readiness("https://batch.acme.example/readyz", status, json.dumps(body))
     assert found.result == result
     assert told_of in found.message
-
-
-def test_a_report_has_a_line_for_each_finding_below_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report(as_json=False)
-    report.tell("here", [ok("a", "fine"), failed("b", "broken")])
-    report.tell("there", [not_checked("c", "no key")])
-    assert capsys.readouterr().out.splitlines() == [
-        "here:", "  ok           a: fine", "  FAILED       b: broken", "there:", "  not checked  c: no key"
-    ]  # fmt: skip
-    assert report.summary() == "1 ok, 1 FAILED, 1 not checked"
-    assert not report.is_good
-
-
-@pytest.mark.parametrize(("findings", "is_good"), [([], False), ([ok("a", "")], True), ([not_checked("a", "")], False)])
-def test_a_report_is_good_if_something_was_checked_and_nothing_failed(findings: list[Any], is_good: bool) -> None:
-    report = Report(as_json=True)
-    report.tell("here", findings)
-    assert report.is_good == is_good
-
-
-def test_an_error_in_a_check_is_a_finding_after_those_before_it() -> None:
-    def look() -> Iterator[Any]:
-        yield ok("a", "fine")
-        raise CloisterError("the store is gone")
-
-    assert [(each.result, each.message) for each in told("a", look)] == [
-        (Result.OK, "fine"), (Result.FAILED, "the store is gone")
-    ]  # fmt: skip

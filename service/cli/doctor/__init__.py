@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,12 +17,11 @@ import typer
 from service.cli.client import ClientDataDir, find_server
 from service.cli.database import DEFAULT_DATA_DIR
 from service.cli.doctor.api import Trial, api_findings
-from service.cli.doctor.findings import Finding, Report, failed, not_checked
+from service.cli.doctor.findings import Finding, Report, failed, not_checked, told
 from service.cli.doctor.inside import inside_findings
 from service.cli.doctor.relay import DEPLOYMENTS, kubectl_exec, relayed
 from service.cli.durations import parse_duration
 from service.cli.exits import CommandError, ExitCode
-from service.cli.terminal import note
 from service.errors import SettingsError
 
 
@@ -60,31 +60,34 @@ def doctor(
     only: Annotated[
         list[Part] | None, typer.Option(help="Look from there only: cluster, pod or api. May be repeated.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line, the last with the counts.")
+    ] = False,
     data_dir: ClientDataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Check cluster, stack and API, and say what to do about what is wrong.
 
     With --context or --kubeconfig the cluster is checked, with --namespace the stack in it too, and inside its pods by
-    kubectl; where a server and its API key are named, a batch of one line goes to each model. What cannot be checked
-    is told. The exit code is 0 if something was checked and nothing failed, else 1.
+    kubectl; where a server and its API key are named (then by the environment only), a batch of one line goes to each
+    model. What cannot be checked is told. The exit code is 0 if something was checked and nothing failed, else 1.
     """
     parts = only or list(Part)
     report = Report(as_json=as_json)
     limit_s = parse_duration(time_limit).total_seconds()
     try:
         if Part.CLUSTER in parts:
-            report.tell(_FROM_CLUSTER, _cluster(kubeconfig, context, namespace, storage_class))
+            report.tell(_FROM_CLUSTER, told("cluster", lambda: _cluster(kubeconfig, context, namespace, storage_class)))
         if Part.POD in parts:
             for place, findings in _pods(kubeconfig, context, namespace, is_asked=bool(only)):
                 report.tell(place, findings)
         if Part.API in parts:
-            trial = Trial(data_dir=data_dir, models=model or (), has_batches=batch, limit_s=limit_s, quiet=as_json)
-            report.tell(_FROM_API, _api(trial))
+            # A server that happens to run on this machine says nothing of a cluster elsewhere.
+            near = None if kubeconfig or context else data_dir
+            trial = Trial(data_dir=near, models=model or (), has_batches=batch, limit_s=limit_s, quiet=as_json)
+            report.tell(_FROM_API, told("API", lambda: _api(trial)))
     except KeyboardInterrupt:
         raise CommandError("interrupted; what was not told was not checked", ExitCode.INTERRUPTED) from None
-    if not as_json:
-        note(report.summary())
+    report.end()
     raise typer.Exit(ExitCode.OK if report.is_good else ExitCode.ERROR)
 
 
@@ -112,7 +115,7 @@ def _pods(
     """The places inside of the stack, and what is found there: here, or in its pods by kubectl."""
     if not (kubeconfig or context):
         if is_asked or os.environ.get("CLOISTER_OBJECT_STORE"):
-            yield _FROM_POD, inside_findings(os.environ)
+            yield _FROM_POD, told("stack", lambda: inside_findings(os.environ))
         else:
             yield (
                 _FROM_POD,
@@ -124,7 +127,7 @@ def _pods(
         for deployment in DEPLOYMENTS:
             command = kubectl_exec(kubeconfig=kubeconfig, context=context, namespace=namespace, deployment=deployment)
             if shutil.which(command[0]):
-                yield f"in a pod of {deployment}", relayed(command)
+                yield f"in a pod of {deployment}", told("doctor in the pod", partial(relayed, command))
             else:
                 run = f"kubectl is not on PATH. Run: {shlex.join(command)}"
                 yield f"in a pod of {deployment}", iter([not_checked("stack", run)])

@@ -13,7 +13,7 @@ import httpx
 from ray_job.contract.lines import ENDPOINTS
 from service.cli.client import open_client
 from service.cli.doctor.findings import Finding, failed, not_checked, ok, told
-from service.cli.doctor.one_line_batch import OneLineBatch
+from service.cli.doctor.one_line_batch import OneLineBatch, one_line_batch
 from service.cli.following import update_of
 from service.cli.terminal import duration, progress_text
 from service.transitions import FINAL
@@ -30,14 +30,14 @@ class Trial:
     """What to try.
 
     Attributes:
-        data_dir: of the `cloister local` to talk to, where the environment names no server.
+        data_dir: of the `cloister local` to talk to, where the environment names no server; None for none.
         models: ids; none for all that the server lists.
         has_batches: whether each gets a batch.
         limit_s: how long one batch may take, in seconds.
         quiet: show no progress on stderr.
     """
 
-    data_dir: Path
+    data_dir: Path | None
     models: Sequence[str]
     has_batches: bool
     limit_s: float
@@ -67,7 +67,7 @@ def _readiness(trial: Trial) -> Iterator[Finding]:
         url = f"{str(client.base_url).rstrip('/').removesuffix('/v1')}/readyz"
     try:
         answer = httpx.get(url, timeout=_TIMEOUT_S)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         yield failed(
             "readiness", f"{url}: {error or type(error).__name__}. Check that the API runs and that the URL is right"
         )
@@ -78,11 +78,17 @@ def _readiness(trial: Trial) -> Iterator[Finding]:
 def judge_readiness(url: str, status: int, text: str) -> Finding:
     """What ``/readyz`` says."""
     try:
-        checks: dict[str, Any] = json.loads(text).get("checks") or {}
-    except (ValueError, AttributeError):
+        checks: dict[str, Any] = dict(json.loads(text)["checks"])
+    except (ValueError, KeyError, TypeError):
         checks = {}
+    if not checks and status >= httpx.codes.INTERNAL_SERVER_ERROR:
+        return failed("readiness", f"{url} answers {status}: the API does not work, or what is before it finds none")
     if not checks:
-        return not_checked("readiness", f"{url} answers {status}: an ingress lets /v1 through and no probes")
+        return not_checked(
+            "readiness",
+            f"{url} answers {status} and no checks, so something else answers: an ingress that lets /v1 through and no "
+            "probes, or a page to log in",
+        )
     bad = [f"{name}: {check['message']}" for name, check in checks.items() if check["status"] != "ok"]
     if bad:
         return failed("readiness", f"{url}: {' '.join(bad)}")
@@ -91,8 +97,14 @@ def judge_readiness(url: str, status: int, text: str) -> Finding:
 
 def _models(trial: Trial, listed: list[str]) -> Iterator[Finding]:
     with open_client(trial.data_dir) as client:
-        models = list(client.models.list())
-        if any(model.owned_by != _OWNER for model in models):
+        answer = client.models.with_raw_response.list()
+        if "json" not in answer.headers.get("content-type", ""):
+            yield failed(
+                "models", f"{client.base_url} answers with a page, not with models: is a login between, or a wrong URL?"
+            )
+            return
+        models = list(answer.parse())
+        if any(getattr(model, "owned_by", None) != _OWNER for model in models):
             # Nothing is sent to a server of somebody else, which may be on the internet and cost money.
             yield failed(
                 "models", f"{client.base_url} is no cloister: name yours with CLOISTER_BASE_URL and CLOISTER_API_KEY"
@@ -108,15 +120,12 @@ def _batch(trial: Trial, model: str) -> Iterator[Finding]:
     begun = time.monotonic()
     with open_client(trial.data_dir) as client:
         for endpoint in ENDPOINTS:
-            tried = OneLineBatch(client, model, endpoint)
-            try:
+            with one_line_batch(client, model, endpoint) as tried:
                 batch = tried.run(limit_s=trial.limit_s, quiet=trial.quiet)
                 if tried.is_refused and endpoint != ENDPOINTS[-1]:
                     continue  # to the next endpoint
                 yield _judged(tried, batch, model, duration(time.monotonic() - begun))
                 return
-            finally:
-                tried.clean_up()
 
 
 def _judged(tried: OneLineBatch, batch: "Batch", model: str, took: str) -> Finding:

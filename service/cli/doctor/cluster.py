@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from service.cli.doctor import nodes, permissions, requirements, workloads
-from service.cli.doctor.cluster_api import ClusterApi, JsonObject
-from service.cli.doctor.findings import Finding, failed, not_checked, told
-from service.errors import CloisterError
+from service.cli.doctor.cluster_api import ClusterApi, ClusterError, JsonObject
+from service.cli.doctor.findings import Finding, RefusedError, failed, not_checked, told
+from service.errors import CloisterError, SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,9 @@ def cluster_findings(api: ClusterApi, wanted: Wanted) -> Iterator[Finding]:
         yield from requirements.kubernetes_version(api)
     except CloisterError as error:
         yield failed("Kubernetes", str(error))
-        yield not_checked("everything else in the cluster", "its API does not answer")
+        is_login = isinstance(error, RefusedError) or (isinstance(error, ClusterError) and error.is_login)
+        why = "its API does not take this login: log in anew" if is_login else "its API does not answer"
+        yield not_checked("everything else in the cluster", why)
         return
     is_deployed = bool(wanted.namespace) and _is_there(api, wanted.namespace)
     yield from told("permissions", lambda: permissions.permissions(api, wanted.namespaces))
@@ -57,6 +59,7 @@ def cluster_findings(api: ClusterApi, wanted: Wanted) -> Iterator[Finding]:
     for namespace in wanted.namespaces:
         yield from told(f"pod security of {namespace}", partial(workloads.pod_security, api, namespace))
     yield from told("network policies", lambda: workloads.policies(api, wanted.namespaces))
+    yield from told("volumes of models", lambda: _weights(api, wanted))
     yield from told("workloads", lambda: workloads.workloads(api, wanted.namespace))
     for namespace in wanted.namespaces:
         is_of_jobs = namespace == wanted.jobs_namespace
@@ -80,10 +83,28 @@ def _storage(api: ClusterApi, wanted: Wanted, *, is_deployed: bool) -> Iterator[
 
 
 def _pools(api: ClusterApi, wanted: Wanted, *, is_deployed: bool) -> Iterator[Finding]:
-    templates = _templates(api, wanted.namespace) if is_deployed else {}
-    yield from nodes.judge_nodes(api.items("/api/v1/nodes"), list(nodes.groups(templates)), is_deployed=is_deployed)
+    groups = _groups(api, wanted.namespace) if is_deployed else []
+    yield from nodes.judge_nodes(api.items("/api/v1/nodes"), groups, is_deployed=is_deployed)
 
 
-def _templates(api: ClusterApi, namespace: str) -> dict[str, JsonObject]:
-    held = api.find(f"/api/v1/namespaces/{namespace}/configmaps/ray-job-templates") or {}
-    return {name: json.loads(text) for name, text in held.get("data", {}).items()}
+def _weights(api: ClusterApi, wanted: Wanted) -> Iterator[Finding]:
+    claims = {claim for group in _groups(api, wanted.namespace) for claim in group.claims}
+    if claims:
+        path = f"/api/v1/namespaces/{wanted.jobs_namespace}/persistentvolumeclaims"
+        yield workloads.judge_claims(sorted(claims), api.items(path), wanted.jobs_namespace)
+
+
+def _groups(api: ClusterApi, namespace: str) -> list[nodes.Group]:
+    """What the models of the stack ask for.
+
+    Raises:
+        SettingsError: a template is none.
+    """
+    held: JsonObject = api.find(f"/api/v1/namespaces/{namespace}/configmaps/ray-job-templates") or {}
+    try:
+        return list(nodes.groups({name: json.loads(text) for name, text in (held.get("data") or {}).items()}))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(
+            f"the ConfigMap ray-job-templates of {namespace} holds a template that is no RayJob: `pulumi up --refresh` "
+            "makes it again"
+        ) from error

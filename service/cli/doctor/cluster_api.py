@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException, OpenApiException
 from kubernetes.config.config_exception import ConfigException
+from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigMerger
 from urllib3.exceptions import HTTPError
 
 from service.adapters.rayjobs_api import NOT_FOUND, TIMEOUT_S
@@ -15,8 +17,11 @@ from service.cli.doctor.findings import RefusedError
 from service.errors import CloisterError, SettingsError
 
 JsonObject = dict[str, Any]
+_UNAUTHORIZED: Final = 401
 _FORBIDDEN: Final = 403
 _MAX_REASON: Final = 500
+# What a file that is no kubeconfig, or holds other than base64 in one, makes of its reader.
+_NO_KUBECONFIG: Final = (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError)
 _ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _HEADERS: Final = {"Accept": "application/json", "Content-Type": "application/json"}
 
@@ -28,6 +33,11 @@ class ClusterError(CloisterError):
         super().__init__(message)
         self.status = status
 
+    @property
+    def is_login(self) -> bool:
+        """Whether it does not know who asks."""
+        return self.status == _UNAUTHORIZED
+
 
 def open_kubeconfig(kubeconfig: Path | None, context: str) -> client.ApiClient:
     """A client of the cluster that a context names, with the login of its user.
@@ -37,7 +47,8 @@ def open_kubeconfig(kubeconfig: Path | None, context: str) -> client.ApiClient:
         context: its name; empty for the file's current one.
 
     Raises:
-        SettingsError: there is no such file or context, or its login does not work.
+        SettingsError: there is no such file or context, or something in it is wrong. A login that does not work is
+            not seen here: requests then come from nobody.
     """
     configuration = client.Configuration()
     # A person waits for each line: one try is enough.
@@ -47,7 +58,7 @@ def open_kubeconfig(kubeconfig: Path | None, context: str) -> client.ApiClient:
         config.load_kube_config(  # type: ignore[no-untyped-call]
             config_file=name, context=context or None, client_configuration=configuration, persist_config=False
         )
-    except (ConfigException, OSError) as error:
+    except (ConfigException, OSError, *_NO_KUBECONFIG) as error:
         where = name or "$KUBECONFIG or ~/.kube/config"
         raise SettingsError(f"{where} does not lead to a cluster: {_what_is_there(name, context, error)}") from error
     return client.ApiClient(configuration)
@@ -55,13 +66,21 @@ def open_kubeconfig(kubeconfig: Path | None, context: str) -> client.ApiClient:
 
 def _what_is_there(kubeconfig: str | None, context: str, error: Exception) -> str:
     try:
-        contexts, _ = config.list_kube_config_contexts(kubeconfig)  # type: ignore[no-untyped-call]
-    except (ConfigException, OSError):
-        return f"there is no such file, or it is no kubeconfig ({error}). Name the file with --kubeconfig"
-    names = [each["name"] for each in contexts]
+        merged = KubeConfigMerger(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION).config  # type: ignore[no-untyped-call]
+        names = [str(each["name"]) for each in merged.value["contexts"]] if merged else []
+    except (ConfigException, OSError, *_NO_KUBECONFIG) as unreadable:
+        # The reader's own text may quote a token.
+        reason = unreadable.strerror if isinstance(unreadable, OSError) else type(unreadable).__name__
+        return f"it cannot be read as a kubeconfig ({reason}). Name another with --kubeconfig"
+    if merged is None:
+        return "there is no such file. Name one with --kubeconfig"
     if context and context not in names:
         return f"it has no context {context!r}. It has: {', '.join(names)}"
-    return str(error)
+    if not context and not merged.value.get("current-context"):
+        return f"it has no current context: name one with --context. It has: {', '.join(names)}"
+    if isinstance(error, ConfigException | OSError):
+        return str(error)
+    return f"something of its context is wrong, such as certificate or key ({type(error).__name__})"
 
 
 class ClusterApi:

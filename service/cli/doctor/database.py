@@ -12,24 +12,43 @@ from service.settings import Settings
 
 OLDEST_POSTGRES: Final = 15
 _CONNECT_TIMEOUT_S: Final = 5
+_LIMIT_S: Final = 10.0
 _SETTING: Final = "CLOISTER_DATABASE_URL"
 
 
-def database(settings: Settings) -> Iterator[Finding]:
-    """Logs in once and looks at all of it."""
+def database(settings: Settings, *, limit_s: float = _LIMIT_S) -> Iterator[Finding]:
+    """Logs in once and looks at all of it.
+
+    Args:
+        settings: name the database.
+        limit_s: how long one query may take, in seconds.
+    """
     try:
-        with psycopg.connect(settings.database_url, connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True) as connection:
+        connection = psycopg.connect(settings.database_url, connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True)
+    except psycopg.Error as error:
+        # libpq tells host, port, user and database, never the password.
+        yield failed(
+            "database",
+            f"{_SETTING}: {_shown(error)}. See that Postgres runs, that a network policy lets this pod reach it, and "
+            "that role, password (PGPASSFILE) and TLS are right",
+        )
+        return
+    try:
+        with connection:
+            connection.execute("SELECT set_config('statement_timeout', %s, false)", [f"{limit_s * 1000:.0f}"])
             yield from _server(connection)
             yield from _schema(connection)
             yield from _job_role(connection, settings.job_database_url)
     except psycopg.Error as error:
-        # libpq tells host, port, user and database, never the password.
-        reason = " ".join(str(error).split())
         yield failed(
             "database",
-            f"{_SETTING}: {reason}. See that Postgres runs, that a network policy lets this pod reach it, and that "
-            "role, password (PGPASSFILE) and TLS are right",
+            f"{_SETTING} lets in, but a query fails: {_shown(error)}. See that the role is the one that ran the "
+            "migrations, and that nobody holds a lock",
         )
+
+
+def _shown(error: psycopg.Error) -> str:
+    return " ".join(str(error).split())
 
 
 def _server(connection: psycopg.Connection[Any]) -> Iterator[Finding]:
@@ -75,14 +94,17 @@ def _job_role(connection: psycopg.Connection[Any], job_database_url: str) -> Ite
     if not connection.execute("SELECT FROM pg_roles WHERE rolname = %(role)s", values).rowcount:
         yield failed(check, f"the database has no role {role}, which CLOISTER_JOB_DATABASE_URL names; CREATE ROLE it")
         return
-    if not _value(connection, query("doctor_job_role_can_report"), values):
-        yield failed(check, f"{role} may not execute report_progress: the migrations give it that; see their log")
+    if lacking := [row[0] for row in connection.execute(query("doctor_job_role_lacks"), values)]:
+        yield failed(check, f"{role} cannot report progress. It lacks {', '.join(lacking)}: GRANT it, or ALTER ROLE")
         return
     excess = [row[0] for row in connection.execute(query("doctor_job_role_excess"), values)]
     if excess:
         yield failed(check, f"{role} may do more than report progress: {', '.join(excess)}. REVOKE it")
     else:
-        yield ok(check, f"{role} may report progress, and do nothing else; its password is tried by a batch only")
+        yield ok(
+            check,
+            f"{role} may report progress, and nothing else here; whether its password is right stands in a job's log",
+        )
 
 
 def _value(connection: psycopg.Connection[Any], text: Any, values: Mapping[str, str | int] | None = None) -> Any:

@@ -1,12 +1,15 @@
 """What a check found, and how it is told: one line as soon as it is known, and a summary at the end."""
 
 import json
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
+from service.cli.terminal import note
 from service.errors import CloisterError
 
 
@@ -18,6 +21,7 @@ class Result(StrEnum):
     NOT_CHECKED = "not_checked"
 
 
+_SERVICE: Final = str(Path(__file__).parents[2])
 _SHOWN: Final = {Result.OK: "ok", Result.FAILED: "FAILED", Result.NOT_CHECKED: "not checked"}
 
 
@@ -56,13 +60,21 @@ class RefusedError(CloisterError):
 
 
 def told(check: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
-    """What a check finds; an error on the way is a finding too."""
+    """What a check finds; an error on the way is a finding too, and the next check gets its turn."""
     try:
         yield from look()
     except RefusedError as error:
         yield not_checked(check, str(error))
     except CloisterError as error:
         yield failed(check, str(error))
+    except Exception as error:  # noqa: BLE001 - the shell of the loop: one check never stops the others
+        yield failed(check, f"the check itself failed: {_unexpected(error)}")
+
+
+def _unexpected(error: Exception) -> str:
+    """Its kind and place. Its own text may quote what was read, such as a password."""
+    ours = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(_SERVICE)]
+    return f"{type(error).__name__} in {Path(ours[-1].filename).name}, line {ours[-1].lineno}"
 
 
 @dataclass(slots=True)
@@ -70,7 +82,7 @@ class Report:
     """Tells the findings as they come, and counts them.
 
     Attributes:
-        as_json: one JSON object for each, and no summary.
+        as_json: one JSON object for each, and one with the counts at the end.
     """
 
     as_json: bool
@@ -90,9 +102,12 @@ class Report:
                 self._place = place
             print(f"  {_SHOWN[finding.result]:<11}  {finding.check}: {finding.message}", flush=True)
 
-    def summary(self) -> str:
-        """How often each result was."""
-        return ", ".join(f"{self._counts[result]} {shown}" for result, shown in _SHOWN.items())
+    def end(self) -> None:
+        """Tells how often each result was. Where this is missing, so may be findings before it."""
+        if self.as_json:
+            print(json.dumps({"done": True, **{str(result): self._counts[result] for result in Result}}), flush=True)
+        else:
+            note(", ".join(f"{self._counts[result]} {shown}" for result, shown in _SHOWN.items()))
 
     @property
     def is_good(self) -> bool:

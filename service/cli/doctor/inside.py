@@ -28,4 +28,4 @@ def inside_findings(environment: Mapping[str, str]) -> Iterator[Finding]:
     else:
         yield ok("models", ", ".join(catalogue.models))
         yield from told("launcher", lambda: launcher(settings, catalogue, environment))
-    yield from network.policies(network.shut(environment))
+    yield from told("network policies", lambda: network.policies(network.shut(environment)))

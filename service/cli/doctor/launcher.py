@@ -1,5 +1,7 @@
 """The reconciler's way to run jobs: its rights, the RayJob of each model, or a Ray that runs already."""
 
+import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -56,14 +58,21 @@ def _ray_jobs(settings: Settings, catalogue: Catalogue, environment: Mapping[str
 def _kuberay(settings: Settings, catalogue: Catalogue) -> Iterator[Finding]:
     try:
         from service.adapters.rayjobs_api import open_client
-        from service.cli.doctor.cluster_api import ClusterApi
+        from service.cli.doctor.cluster_api import ClusterApi, ClusterError
     except ModuleNotFoundError as error:
         raise SettingsError(f"CLOISTER_LAUNCHER: kuberay needs the package {error.name}: cloister[cluster]") from error
     api = ClusterApi(open_client(settings.kubeconfig))
     namespace = settings.kubernetes_namespace
     yield judge_rights(api, namespace)
-    templates = load_templates(settings.ray_job_templates, catalogue, namespace=namespace)
+    with contextlib.redirect_stdout(sys.stderr):  # what it logs is none of the findings
+        templates = load_templates(settings.ray_job_templates, catalogue, namespace=namespace)
     for model in catalogue.models.values():
+        check = f"RayJob of the model {model.id}"
+        if model.id not in templates:
+            yield failed(
+                check, "CLOISTER_RAY_JOB_TEMPLATES has no template of it: `pulumi up --refresh` makes it again"
+            )
+            continue
         spec = JobSpec(
             job_id="batch_doctor-1",
             batch_id="batch_doctor",
@@ -74,12 +83,11 @@ def _kuberay(settings: Settings, catalogue: Catalogue) -> Iterator[Finding]:
             database_url=settings.job_database_url,
             model=model.spec,
         )
-        check = f"RayJob of the model {model.id}"
         try:
             api.try_to_create(
                 f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}", rayjob(templates[model.id], spec)
             )
-        except RefusedError as error:
+        except (RefusedError, ClusterError) as error:
             yield failed(check, f"the cluster refuses it (dry run): {error}")
         else:
             yield ok(check, f"its template fits the catalogue, and the cluster takes it in {namespace} (dry run)")

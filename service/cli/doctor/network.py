@@ -70,10 +70,11 @@ def names(settings: Settings, environment: Mapping[str, str]) -> Iterator[Findin
 def _name(host: str, setting: str) -> Finding:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "that is no name"
         return failed(
             "DNS",
-            f"{host} ({setting}): {error.strerror}. See that the name is right, that the cluster's DNS runs in "
+            f"{host} ({setting}): {reason}. See that the name is right, that the cluster's DNS runs in "
             "`network.dns_namespace`, and that a cache on the nodes is in `network.dns_networks`",
         )
     return ok("DNS", f"{host} ({setting}) is {', '.join(sorted({str(each[4][0]) for each in found}))}")
@@ -135,7 +136,7 @@ def way_to(host: str, port: int, *, timeout_s: float = _TIMEOUT_S) -> Way:
     """Tries a TCP connection, and sends nothing on it."""
     try:
         connection = socket.create_connection((host, port), timeout=timeout_s)
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         return Way.NO_NAME
     except ConnectionRefusedError:
         return Way.REFUSED

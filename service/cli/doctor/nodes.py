@@ -22,12 +22,13 @@ _PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Pods of one kind in a model's RayJob: where they go and what one of them asks for."""
+    """Pods of one kind in a model's RayJob: where they go, what one of them asks for, and its volume claims."""
 
     template: str
     name: str
     pool: str
     requests: Mapping[str, Decimal]
+    claims: tuple[str, ...]
 
 
 def groups(templates: Mapping[str, JsonObject]) -> Iterator[Group]:
@@ -45,6 +46,11 @@ def groups(templates: Mapping[str, JsonObject]) -> Iterator[Group]:
                 name=group.get("groupName", "head"),
                 pool=spec.get("nodeSelector", {}).get(POOL_LABEL, ""),
                 requests=requests,
+                claims=tuple(
+                    volume["persistentVolumeClaim"]["claimName"]
+                    for volume in spec.get("volumes", [])
+                    if "persistentVolumeClaim" in volume
+                ),
             )
 
 

@@ -10,6 +10,7 @@ from ray_job.contract.job_spec import ObjectStoreLocation
 from service.adapters.open_object_store import open_object_store
 from service.cli.doctor.findings import Finding, failed, ok
 from service.errors import ObjectNotFoundError, ObjectStoreError
+from service.ports import ObjectStore
 from service.settings import Settings
 
 _SETTING: Final = "CLOISTER_OBJECT_STORE"
@@ -36,28 +37,40 @@ _WHAT_TO_DO: Final = {
 def object_store(settings: Settings) -> Iterator[Finding]:
     """Writes, lists, reads and deletes an object of 16 MiB below the prefix ``doctor/``."""
     where = _shown(settings.object_store)
-    key = f"{PREFIX}{secrets.token_hex(8)}"
     try:
-        store = open_object_store(settings.object_store)
-        with contextlib.ExitStack() as clean_up:
-            stored = store.put(key, _chunks())
-            clean_up.callback(store.delete, key)
-            problems = [] if key in store.keys(PREFIX) else ["a new object is not in the listing"]
-            digest = hashlib.sha256()
-            for chunk in store.read(key, start=1):
-                digest.update(chunk)
-            if digest.digest() != hashlib.sha256(bytes(SIZE_BYTES - 1)).digest() or stored.size_bytes != SIZE_BYTES:
-                problems.append("what is read from byte 1 on is not what was written")
-        with contextlib.suppress(ObjectNotFoundError):
-            next(store.read(key), None)
-            problems.append("a deleted object can still be read: is versioning on, or a cache between?")
+        problems = try_object(open_object_store(settings.object_store), f"{PREFIX}{secrets.token_hex(8)}")
     except ObjectStoreError as error:
         yield failed("object store", f"{_SETTING}, {where}: {error}; {_advice(str(error))}")
-        return
-    if problems:
-        yield failed("object store", f"{_SETTING}, {where}: {'; '.join(problems)}")
+    except ValueError as error:
+        # The S3 client's, of addresses and names that cannot be.
+        yield failed("object store", f"{_SETTING}, {where}: {error}")
     else:
-        yield ok("object store", f"{where}: an object of {SIZE_BYTES >> 20} MiB written, listed, read and deleted")
+        if problems:
+            yield failed("object store", f"{_SETTING}, {where}: {'; '.join(problems)}")
+        else:
+            yield ok("object store", f"{where}: an object of {SIZE_BYTES >> 20} MiB written, listed, read and deleted")
+
+
+def try_object(store: ObjectStore, key: str) -> list[str]:
+    """What is wrong, where the store refuses nothing; no object is left."""
+    try:
+        stored = store.put(key, _chunks())
+        problems = [] if key in store.keys(PREFIX) else ["a new object is not in the listing"]
+        digest = hashlib.sha256()
+        for chunk in store.read(key, start=1):
+            digest.update(chunk)
+    except BaseException:
+        # It may be there though the answer was lost. The first error is the one to tell.
+        with contextlib.suppress(ObjectStoreError):
+            store.delete(key)
+        raise
+    store.delete(key)
+    if digest.digest() != hashlib.sha256(bytes(SIZE_BYTES - 1)).digest() or stored.size_bytes != SIZE_BYTES:
+        problems.append("what is read from byte 1 on is not what was written")
+    with contextlib.suppress(ObjectNotFoundError):
+        next(store.read(key), None)
+        problems.append("a deleted object can still be read: is a cache between?")
+    return problems
 
 
 def _chunks() -> Iterator[bytes]:

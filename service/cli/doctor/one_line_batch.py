@@ -2,11 +2,13 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from service.cli.exits import CommandError
-from service.cli.following import update_of
-from service.cli.terminal import batch_progress, duration
+from service.cli.following import retrieve, update_of
+from service.cli.terminal import batch_progress, duration, note
 from service.cli.waiting import listed_errors
 from service.transitions import FINAL
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 _CUSTOM_ID: Final = "doctor"
 _PAUSE_S: Final = 2.0
 _CANCEL_WITHIN_S: Final = 120.0
+# Who has pressed Ctrl-C waits for nothing.
+_INTERRUPTED_WITHIN_S: Final = 5.0
 _MAX_REASON: Final = 500
 _BODIES: Final[dict[str, dict[str, Any]]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 4},
@@ -25,10 +29,37 @@ _BODIES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-class OneLineBatch:
-    """The batch of a model. Whoever makes one cleans it up.
+@contextmanager
+def one_line_batch(client: "OpenAI", model: str, endpoint: str) -> Iterator["OneLineBatch"]:
+    """A batch of a model, cleaned up at the end of the context.
 
-    Every method raises what the official client raises.
+    Args:
+        client: of the server.
+        model: the model's id.
+        endpoint: of the line; a model need not offer it.
+
+    Raises:
+        CommandError: it has not ended, or its files cannot be deleted. An error from within the context goes first.
+    """
+    import openai
+
+    tried = OneLineBatch(client, model, endpoint)
+    try:
+        yield tried
+    except BaseException as error:
+        try:
+            tried.clean_up(hastily=not isinstance(error, Exception))
+        except Exception as left:  # noqa: BLE001 - whatever it is, the first error is the one to raise
+            note(f"{tried.left}: {left}")
+        raise
+    try:
+        tried.clean_up(hastily=False)
+    except (CommandError, openai.OpenAIError) as left:
+        raise CommandError(f"{tried.left}: {left}") from left
+
+
+class OneLineBatch:
+    """The batch of a model. Every method raises what the official client raises.
 
     Args:
         client: of the server.
@@ -58,15 +89,15 @@ class OneLineBatch:
             completion_window="24h",
             metadata={"made_by": "cloister doctor"},
         )
-        return self._wait(batch, limit_s, quiet=quiet)
+        return self._wait(batch, limit_s, quiet=quiet, patiently=True)
 
-    def _wait(self, batch: "Batch", limit_s: float, *, quiet: bool) -> "Batch":
+    def _wait(self, batch: "Batch", limit_s: float, *, quiet: bool, patiently: bool) -> "Batch":
         give_up_at = time.monotonic() + limit_s
         with batch_progress(quiet=quiet) as progress:
             while batch.status not in FINAL and time.monotonic() < give_up_at:
                 progress.show(update_of(batch))
                 time.sleep(min(_PAUSE_S, max(0, give_up_at - time.monotonic())))
-                self.batch = batch = self._client.batches.retrieve(batch.id)
+                self.batch = batch = retrieve(self._client, batch.id, patiently=patiently)
         return batch
 
     @property
@@ -90,24 +121,53 @@ class OneLineBatch:
         return json.dumps(told, ensure_ascii=False)[:_MAX_REASON]
 
     def _first_line(self, file_id: str) -> dict[str, Any]:
-        line: dict[str, Any] = json.loads(self._client.files.content(file_id).content.splitlines()[0])
+        lines = self._client.files.content(file_id).content.splitlines()
+        line: dict[str, Any] = json.loads(lines[0]) if lines else {}
         return line
 
-    def clean_up(self) -> None:
+    @property
+    def left(self) -> str:
+        """What is left of it where it cannot be cleaned up."""
+        batch = (
+            f"the batch {self.batch.id} may still run, and " if self.batch and self.batch.status not in FINAL else ""
+        )
+        return f"{batch}the file {', '.join(self._file_ids)} is left: cancel and delete by hand"
+
+    @property
+    def _file_ids(self) -> list[str]:
+        results = (self.batch.output_file_id, self.batch.error_file_id) if self.batch else ()
+        return [file_id for file_id in (self._input_file_id, *results) if file_id]
+
+    def clean_up(self, *, hastily: bool) -> None:
         """Cancels the batch where it still runs, and deletes its files.
+
+        Args:
+            hastily: a few seconds are enough, and a server that does not answer is not waited for.
 
         Raises:
             CommandError: it has not ended, so that its files stay.
         """
+        if hastily:
+            self._client = self._client.with_options(timeout=_INTERRUPTED_WITHIN_S, max_retries=0)
         if self.batch is not None and self.batch.status not in FINAL:
-            self.batch = batch = self._client.batches.cancel(self.batch.id)
-            batch = self._wait(batch, _CANCEL_WITHIN_S, quiet=True)
-            if batch.status not in FINAL:
-                raise CommandError(
-                    f"{batch.id} is still {batch.status} {duration(_CANCEL_WITHIN_S)} after it was cancelled: does a "
-                    f"reconciler run? Its file {self._input_file_id} stays; delete it once the batch has ended"
-                )
-        results = (self.batch.output_file_id, self.batch.error_file_id) if self.batch else ()
-        for file_id in (self._input_file_id, *results):
-            if file_id:
-                self._client.files.delete(file_id)
+            self._cancel(self.batch.id, hastily=hastily)
+        for file_id in self._file_ids:
+            self._client.files.delete(file_id)
+
+    def _cancel(self, batch_id: str, *, hastily: bool) -> None:
+        import openai
+
+        note(f"cancelling {batch_id}; Ctrl-C leaves it, and its file {self._input_file_id}")
+        within_s = _INTERRUPTED_WITHIN_S if hastily else _CANCEL_WITHIN_S
+        try:
+            # After an outage, and only once the server answers.
+            self.batch = retrieve(self._client, batch_id, patiently=not hastily)
+            if self.batch.status not in FINAL:
+                self.batch = self._client.batches.cancel(batch_id)
+        except openai.ConflictError:
+            self.batch = retrieve(self._client, batch_id, patiently=not hastily)  # it has ended meanwhile
+        batch = self._wait(self.batch, within_s, quiet=True, patiently=not hastily)
+        if batch.status not in FINAL:
+            raise CommandError(
+                f"it is still {batch.status} {duration(within_s)} after it was cancelled. Does a reconciler run?"
+            )

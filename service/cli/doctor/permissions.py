@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from service.cli.doctor.cluster_api import ClusterApi
-from service.cli.doctor.findings import Finding, failed, not_checked, ok
+from service.cli.doctor.findings import Finding, RefusedError, failed, not_checked, ok
 
 _READING: Final = ("get", "list", "watch")
 _PATCHING: Final = ("get", "patch")
@@ -60,7 +60,16 @@ def permissions(api: ClusterApi, namespaces: Sequence[str]) -> Iterator[Finding]
         api: the cluster, as the user who runs `pulumi up`.
         namespaces: those of the stack; none: it is asked for all namespaces of the cluster.
     """
-    denied = _denied(api, EVERYWHERE, "", _VERBS)
+    try:
+        denied = _denied(api, EVERYWHERE, "", _VERBS)
+    except RefusedError as error:
+        # Kubernetes lets every user ask what he may do, but for one that it takes for nobody.
+        yield failed(
+            "login",
+            f"the API server does not know this user: log in, and see that the program which the kubeconfig's user "
+            f"names (exec) is on PATH and works. {error}",
+        )
+        return
     for namespace in namespaces or ("",):
         denied += _denied(api, IN_NAMESPACES, namespace, _VERBS) + _denied(api, SEEN, namespace, _READING)
     where = " and ".join(namespaces) or "any namespace"

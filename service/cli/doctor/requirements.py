@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations
 from typing import Any, Final
 
 from ray_job.contract.rayjobs import GROUP, VERSION
+from service.adapters.rayjobs_api import NOT_FOUND
 from service.cli.doctor.cluster_api import ClusterApi, ClusterError, JsonObject
 from service.cli.doctor.findings import Finding, failed, not_checked, ok
 
@@ -83,11 +85,9 @@ def metrics(api: ClusterApi) -> Iterator[Finding]:
     try:
         api.read("/apis/metrics.k8s.io/v1beta1/nodes")
     except ClusterError as error:
-        yield failed(
-            "metrics",
-            f"metrics.k8s.io does not answer (HTTP {error.status}): the number of API pods stays as it is. Install "
-            "metrics-server",
-        )
+        is_there = error.status != NOT_FOUND
+        what_to_do = f"See that the pods of metrics-server run: {error}" if is_there else "Install metrics-server"
+        yield failed("metrics", f"metrics.k8s.io does not answer: the number of API pods stays as it is. {what_to_do}")
     else:
         yield ok("metrics", "metrics.k8s.io answers")
 
@@ -142,7 +142,10 @@ def judge_operators(deployments: list[JsonObject], jobs_namespace: str) -> Itera
         )
     elif len(watching) > 1:
         names = " and ".join(map(_place, watching))
-        yield failed(check, f"{names} watch the same namespaces, and undo each other's work: keep one")
+        if any(_overlap(one, other) for one, other in combinations(watching, 2)):
+            yield failed(check, f"{names} watch the same namespaces, and undo each other's work: keep one")
+        else:
+            yield not_checked(check, f"{names} watch different namespaces; --namespace tells which is yours")
     for deployment in watching:
         version = operator_version(deployment) or "of a version that its labels do not tell"
         if problems := list(_operator_problems(deployment)):
@@ -162,8 +165,18 @@ def _operator_problems(deployment: JsonObject) -> Iterator[str]:
 
 
 def _watches(deployment: JsonObject, namespace: str) -> bool:
-    watched = _option(deployment, "--watch-namespace")
-    return not watched or not namespace or namespace in watched.split(",")
+    watched = _watched(deployment)
+    return not watched or not namespace or namespace in watched
+
+
+def _overlap(one: JsonObject, other: JsonObject) -> bool:
+    watched = _watched(one), _watched(other)
+    return not all(watched) or not watched[0].isdisjoint(watched[1])
+
+
+def _watched(deployment: JsonObject) -> set[str]:
+    """The namespaces that an operator watches; none for all."""
+    return {each for each in _option(deployment, "--watch-namespace").split(",") if each}
 
 
 def _place(deployment: JsonObject) -> str:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from service.cli.doctor.cluster_api import ClusterApi, ClusterError, JsonObject
 from service.cli.doctor.findings import Finding, RefusedError, failed, not_checked, ok
+from service.cli.doctor.relay import DEPLOYMENTS
 
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 _PROFILE: Final = "restricted"
@@ -92,19 +93,52 @@ def workloads(api: ClusterApi, namespace: str) -> Iterator[Finding]:
     deployments, stateful_sets = (
         api.items(f"/apis/apps/v1/namespaces/{namespace}/{plural}") for plural in ("deployments", "statefulsets")
     )
-    if not deployments:
-        yield failed("workloads", f"{namespace} has no Deployment: the stack is not there, or half; run `pulumi up`")
+    there = {each["metadata"]["name"] for each in deployments}
+    for name in DEPLOYMENTS:
+        if name not in there:
+            yield failed(
+                f"Deployment {name}", f"it is not in {namespace}: the stack is not there, or half; `pulumi up`"
+            )
     yield from (judge_workload("Deployment", each) for each in deployments)
     yield from (judge_workload("StatefulSet", each) for each in stateful_sets)
 
 
 def judge_workload(kind: str, body: JsonObject) -> Finding:
-    """Whether as many pods are ready as there should be."""
-    check = f"{kind} {body['metadata']['name']}"
-    wanted, ready = body["spec"].get("replicas", 1), body.get("status", {}).get("readyReplicas", 0)
+    """Whether as many pods are ready as there should be, and all of the newest version."""
+    check, status = f"{kind} {body['metadata']['name']}", body.get("status", {})
+    wanted, ready = body["spec"].get("replicas", 1), status.get("readyReplicas", 0)
+    if kind == "Deployment" and not wanted:
+        return failed(check, "somebody scaled it to 0 pods: `kubectl scale`, or `pulumi up --refresh`")
     if ready < wanted:
         return failed(check, f"{ready} of {wanted} pods are ready; the lines on pods, or `kubectl logs`, say why")
+    # Pods of the version before count as ready too, and stay until new ones are.
+    new = status.get("updatedReplicas", 0)
+    if new < wanted or status.get("observedGeneration", 0) < body["metadata"].get("generation", 0):
+        return failed(
+            check,
+            f"its rollout is not through: {new} of {wanted} pods are of its newest version. If that stays, the lines "
+            "on pods, or `kubectl describe`, say why",
+        )
     return ok(check, f"{ready} of {wanted} pods are ready")
+
+
+def judge_claims(wanted: Sequence[str], there: Sequence[JsonObject], namespace: str) -> Finding:
+    """Whether the volumes with models are there.
+
+    Args:
+        wanted: the names of the claims that pods of jobs mount.
+        there: the claims of the namespace of jobs.
+        namespace: its name.
+    """
+    check = "volumes of models"
+    phases = {each["metadata"]["name"]: each.get("status", {}).get("phase", "Pending") for each in there}
+    found = {name: phases.get(name, "missing") for name in wanted}
+    told = f"in {namespace}: {', '.join(f'{name} ({phase})' for name, phase in found.items())}"
+    if bad := [name for name, phase in found.items() if phase in {"missing", "Lost"}]:
+        return failed(check, f"{told}: pods of jobs wait for {', '.join(bad)} for ever; make the claim with the models")
+    if set(found.values()) != {"Bound"}:
+        return not_checked(check, f"{told}; its storage class may bind it with the first pod that mounts it")
+    return ok(check, told)
 
 
 def pods(api: ClusterApi, namespace: str, *, may_wait: bool) -> Iterator[Finding]:

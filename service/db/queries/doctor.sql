@@ -1,8 +1,14 @@
--- name: doctor_job_role_can_report
-SELECT coalesce(bool_and(
-    has_function_privilege(%(role)s, oid, 'EXECUTE') AND has_database_privilege(%(role)s, current_database(), 'CONNECT')
-), false)
-FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname = 'report_progress'
+-- name: doctor_job_role_lacks
+SELECT 'LOGIN' FROM pg_roles WHERE rolname = %(role)s AND NOT rolcanlogin
+UNION ALL
+SELECT 'CONNECT to the database' WHERE NOT has_database_privilege(%(role)s, current_database(), 'CONNECT')
+UNION ALL
+SELECT 'USAGE of the schema public' WHERE NOT has_schema_privilege(%(role)s, 'public', 'USAGE')
+UNION ALL
+SELECT 'EXECUTE of the function report_progress' WHERE NOT (
+    SELECT coalesce(bool_and(has_function_privilege(%(role)s, oid, 'EXECUTE')), false)
+    FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proname = 'report_progress'
+)
 
 -- name: doctor_job_role_excess
 SELECT 'the role is a ' || attribute
@@ -23,3 +29,8 @@ SELECT 'table ' || relname FROM pg_class
 WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 'f')
     AND (has_table_privilege(%(role)s, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE')
          OR has_any_column_privilege(%(role)s, oid, 'SELECT, INSERT, UPDATE'))
+UNION ALL
+-- With the rights of its owner.
+SELECT 'function ' || proname FROM pg_proc
+WHERE pronamespace = 'public'::regnamespace AND prosecdef AND proname <> 'report_progress'
+    AND has_function_privilege(%(role)s, oid, 'EXECUTE')
