@@ -27,7 +27,7 @@ from infra.config_sections import (
     Section,
     key,
 )
-from infra.config_values import Customer, Environment
+from infra.config_values import Count, Customer, Environment
 
 PROJECT: Final = "cloister"
 """The Pulumi project: the namespace of the keys in a stack file."""
@@ -63,6 +63,12 @@ class StackFile(Section):
         90,
         default=30,
         unit="days",
+    )
+    workspace_gib: Count = key(
+        "disk of each pod of API and reconciler, for uploads and for the results of batches while they are assembled",
+        20,
+        default=5,
+        unit="GiB",
     )
     log_level: Literal["debug", "info", "warning", "error"] = key(
         "the least important lines that API and reconciler log", "warning", default="info"

@@ -362,7 +362,7 @@ class Jobs(Section):
         unit="seconds",
     )
     stuck_limit_s: Annotated[int, Field(ge=10)] = key(
-        "how long a pod may be unable to start for want of an image or a Secret before its batch fails",
+        "how long a pod may be unable to start for want of an image, a Secret or a volume before its batch fails",
         600,
         default=300,
         unit="seconds",

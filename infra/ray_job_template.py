@@ -23,12 +23,14 @@ from infra.ray_job_sizes import (
     engine_gpus,
     gpu_workers,
     head_size,
+    hosts_per_engine,
 )
 from infra.weights import ImageWeights, Weights, WeightsParts, weights_parts
 from ray_job.contract.job_spec import Accelerator
 from ray_job.contract.rayjobs import (
     FINGERPRINT_ANNOTATION,
     GROUP,
+    HOSTS_ANNOTATION,
     MODEL_ANNOTATION,
     NODE_LIMIT_ANNOTATION,
     STUCK_LIMIT_ANNOTATION,
@@ -180,6 +182,8 @@ def _cluster(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
         gpu_pod = worker_pod(pod_args, engines.pod, spec.accelerator, weights=weights(engines.pod, whole=True))
         if gpu_pool.nodes:
             gpu_pod["metadata"]["annotations"][NODE_LIMIT_ANNOTATION] = str(times.start_limit_s)
+        if (hosts := hosts_per_engine(spec, gpu_pool)) > 1:
+            gpu_pod["metadata"]["annotations"][HOSTS_ANNOTATION] = str(hosts)
         groups.append(_group(spec.accelerator, engines, gpu_pod, times))
     return {
         "rayVersion": image.ray,

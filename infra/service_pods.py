@@ -23,9 +23,6 @@ _MODELS_DIRECTORY: Final = "/etc/cloister/models"
 _TEMPLATES_DIRECTORY: Final = "/etc/cloister/ray-jobs"
 _CA_DIRECTORY: Final = "/etc/cloister/database-ca"
 _TMP: Final = "/tmp"  # noqa: S108 - a volume of the pod's own
-# An upload of 200 MB is spooled before it is stored, and a result before it is assembled: two dozen at the same time.
-_SPOOL: Final = "5Gi"
-_DISK: Final = "6Gi"
 _SECONDS_TO_LEAVE: Final = 5
 
 
@@ -45,6 +42,7 @@ class ServiceSettings:
         object_store_url: ``s3://bucket/prefix?endpoint_url=…&region=…``.
         max_running_jobs: jobs that run at the same time.
         retention_days: how long files and ended batches are kept, in days.
+        workspace_gib: disk of each pod where uploads are spooled and results assembled, in GiB.
         log_level: the least important level that is logged.
         configuration_digest: of all that the pods read from ConfigMaps: a change rolls them.
         credentials_digest: of all that they read from Secrets.
@@ -61,6 +59,7 @@ class ServiceSettings:
     object_store_url: pulumi.Input[str]
     max_running_jobs: int
     retention_days: int
+    workspace_gib: int
     log_level: str
     configuration_digest: str
     credentials_digest: pulumi.Input[str]
@@ -86,9 +85,9 @@ def api_pod(settings: ServiceSettings) -> dict[str, Any]:
         command=["python", "-m", "service.api"],
         environment=_service_environment(settings) | {"CLOISTER_PORT": str(API_PORT)},
         directories={MODELS: _MODELS_DIRECTORY},
-        resources=resources(cpu="250m", cpu_limit="2", memory="1Gi", ephemeral_storage=_DISK),
+        resources=resources(cpu="250m", cpu_limit="2", memory="1Gi", ephemeral_storage=_disk(settings)),
         more=_served(API_PORT),
-        tmp=_SPOOL,
+        tmp=f"{settings.workspace_gib}Gi",
     )
     return _template(settings, part)
 
@@ -107,9 +106,9 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
         environment=environment,
         directories={MODELS: _MODELS_DIRECTORY, TEMPLATES: _TEMPLATES_DIRECTORY},
         # It waits most of the time. A system node of two CPUs holds the whole service, also while it is rolled.
-        resources=resources(cpu="100m", cpu_limit="2", memory="1Gi", ephemeral_storage=_DISK),
+        resources=resources(cpu="100m", cpu_limit="2", memory="1Gi", ephemeral_storage=_disk(settings)),
         more=_served(RECONCILER_PORT),
-        tmp=_SPOOL,
+        tmp=f"{settings.workspace_gib}Gi",
     )
     template = _template(settings, part)
     template["spec"]["automountServiceAccountToken"] = True
@@ -129,6 +128,10 @@ def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
     template["metadata"].pop("annotations")
     template["spec"]["restartPolicy"] = "OnFailure"
     return template
+
+
+def _disk(settings: ServiceSettings) -> str:
+    return f"{settings.workspace_gib + 1}Gi"  # with the container's log
 
 
 def _service_environment(settings: ServiceSettings) -> dict[str, pulumi.Input[str]]:

@@ -81,6 +81,7 @@ def service_settings(
         object_store_url=store.url,
         max_running_jobs=file.limits.max_running_jobs,
         retention_days=file.retention_days,
+        workspace_gib=file.workspace_gib,
         log_level=file.log_level,
         configuration_digest=hashlib.sha256(files.encode()).hexdigest()[:16],
         credentials_digest=digest(postgres.owner.password, key.access_key_id, key.secret_access_key),

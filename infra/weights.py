@@ -85,29 +85,27 @@ def weights_parts(weights: Weights, model: CatalogueModel, image: str, size: Pod
         return WeightsParts(volumes=({"name": _VOLUME, "persistentVolumeClaim": claim},), mounts=mounts)
     if not whole and model.spec.lane == "direct":
         return WeightsParts()  # vLLM's own server does all that a model is needed for
-    disk_gib = _disk_gib(weights, model) if whole else 1
-    return WeightsParts(
-        volumes=(temporary_volume(_VOLUME, size=f"{disk_gib}Gi"),),
-        mounts=mounts,
-        init_containers=(_copy(weights, model, image, size, whole=whole, disk_gib=disk_gib),),
-        disk_gib=disk_gib,
-    )
-
-
-def _disk_gib(weights: ObjectStoreWeights, model: CatalogueModel) -> int:
-    return math.ceil(model.weights_gib * _ROOM + 1) if model.weights_gib else weights.cache_gib
-
-
-def _copy(
-    weights: ObjectStoreWeights, model: CatalogueModel, image: str, size: PodSize, *, whole: bool, disk_gib: int
-) -> dict[str, Any]:
+    engine_gib = math.ceil(model.weights_gib * _ROOM + 1) if model.weights_gib else weights.cache_gib
+    volume_gib = engine_gib if whole else 1
     below = PurePosixPath(model.spec.source).relative_to(DIRECTORY)
     copy = WeightsCopy(
         object_store=weights.location,
         prefix=f"{weights.prefix.strip('/')}/{below}/",
         directory=model.spec.source,
         whole=whole,
+        volume_gib=volume_gib,
+        engine_volume_gib=engine_gib,
+        load_format=str(model.spec.engine_args.get("load_format", "auto")),
     )
+    return WeightsParts(
+        volumes=(temporary_volume(_VOLUME, size=f"{volume_gib}Gi"),),
+        mounts=mounts,
+        init_containers=(_copy_container(copy, image, size),),
+        disk_gib=volume_gib,
+    )
+
+
+def _copy_container(copy: WeightsCopy, image: str, size: PodSize) -> dict[str, Any]:
     environment = {
         WEIGHTS_VARIABLE: json.dumps(dataclasses.asdict(copy), sort_keys=True),
         "TMPDIR": "/tmp",  # noqa: S108 - a volume of the pod's own
@@ -121,7 +119,7 @@ def _copy(
         "resources": resources(
             cpu=f"{min(_COPY_CPU_M, size.cpu_m)}m",
             memory=f"{min(_COPY_MIB, size.memory_mib)}Mi",
-            ephemeral_storage=f"{disk_gib + 1}Gi",
+            ephemeral_storage=f"{copy.volume_gib + 1}Gi",
         ),
         "securityContext": container_security_context(),
         "volumeMounts": [

@@ -6,17 +6,16 @@ import re
 import sys
 from typing import Final
 
+from ray_job.contract.exit_codes import EXIT_FAILED, EXIT_NO_MODEL, EXIT_SUPERSEDED
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, JobSpecError
 from ray_job.contract.parts import PartError
-from ray_job.errors import JobError, SupersededError
+from ray_job.errors import JobError, NoModelError, SupersededError
 from ray_job.progress import ProgressReporter
 
 logger = logging.getLogger("ray_job")
 
-EXIT_FAILED = 1
-EXIT_SUPERSEDED = 3
 # How an error of ours stands in the traceback of another process.
-_OURS: Final = re.compile(r"^ray_job\.errors\.\w+: (.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
+_OURS: Final = re.compile(r"^ray_job\.errors\.(\w+): (.*?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def connect_to_ray() -> None:
@@ -42,7 +41,17 @@ def job_error_in(error: BaseException) -> JobError | PartError | None:
         found = getattr(found, "cause", None) or found.__cause__ or found.__context__
     # Of an error in a worker Ray brings home what it was caused by as text only.
     told = _OURS.findall(str(error))
-    return JobError(told[-1].strip()) if told else None
+    if not told:
+        return None
+    name, message = told[-1]
+    return (NoModelError if name == NoModelError.__name__ else JobError)(message.strip())
+
+
+def exit_code(error: BaseException | None) -> int:
+    """What the process ends with after an error; None is one that is not ours."""
+    if isinstance(error, SupersededError):
+        return EXIT_SUPERSEDED
+    return EXIT_NO_MODEL if isinstance(error, NoModelError) else EXIT_FAILED
 
 
 def main() -> int:
@@ -63,9 +72,9 @@ def main() -> int:
         known = job_error_in(error)
         if known is None:
             logger.exception("the job failed")
-            return EXIT_FAILED
-        logger.error("%s", known)  # noqa: TRY400 - a known error's traceback helps nobody
-        return EXIT_SUPERSEDED if isinstance(known, SupersededError) else EXIT_FAILED
+        else:
+            logger.error("%s", known)  # noqa: TRY400 - a known error's traceback helps nobody
+        return exit_code(known)
     finally:
         progress.close()
     logger.info("%s completed and %s failed rows are committed", totals.completed, totals.failed)

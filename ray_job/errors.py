@@ -2,6 +2,7 @@
 
 JobError
 ├── EngineStartError   the engine did not start: engine arguments, memory or model files
+│   └── NoModelError   the object store has no such model, or one too large for its volume
 ├── EndpointUnreachableError   the endpoint of the http lane does not answer
 ├── SupersededError    the batch was cancelled, ended, or a newer attempt has begun
 └── InputError         the input object is not what the service validated
@@ -14,6 +15,10 @@ class JobError(Exception):
 
 class EngineStartError(JobError):
     """The engine did not start; the message holds the last lines of its log."""
+
+
+class NoModelError(EngineStartError):
+    """There is no model that another attempt could have; the message says what to upload or to change."""
 
 
 class EndpointUnreachableError(JobError):

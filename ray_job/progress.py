@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 # A report costs one round trip; a person who watches a batch sees no difference below this.
 INTERVAL_S = 0.5
+# The job's rows wait while a report does: one that cannot connect takes a seventh of the time at most.
+PAUSE_S = 30.0
 CONNECT_TIMEOUT_S = 5
 
 
@@ -35,8 +37,9 @@ class Totals:
 
 
 class ProgressReporter:
-    """Sends totals at most every half second. Totals, not increments: a lost report is made good by the next.
+    """Sends totals at most every half second, and half a minute after a report that failed.
 
+    Totals, not increments: a lost report is made good by the next.
     A database that cannot be reached does not end the job: the parts are what counts, and the service
     counts them again when it assembles the files.
     """
@@ -61,6 +64,7 @@ class ProgressReporter:
         except psycopg.OperationalError as error:
             logger.warning("progress was not reported, the next report makes up for it: %s", error)
             self.close()
+            self._next = self._clock() + PAUSE_S
             return
         if not current:
             raise SupersededError(
@@ -70,7 +74,14 @@ class ProgressReporter:
     def _send(self, totals: Totals) -> bool:
         if self._connection is None:
             self._connection = psycopg.connect(
-                self._spec.database_url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S
+                self._spec.database_url,
+                autocommit=True,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                # A server that is lost without a word is given up after 25 s: the job's rows wait for the report.
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=3,
+                tcp_user_timeout=25_000,
             )
         usage = totals.usage
         row = self._connection.execute(

@@ -24,6 +24,9 @@ STUCK_LIMIT_ANNOTATION: Final = "cloister.dev/stuck-limit-s"
 NODE_LIMIT_ANNOTATION: Final = "cloister.dev/node-limit-s"
 """On a pod: for how many seconds its pool may be without a node; not there where nodes are made on demand."""
 
+HOSTS_ANNOTATION: Final = "cloister.dev/hosts-per-engine"
+"""On a GPU pod: how many pods one engine spreads over; not there where it is one."""
+
 # KubeRay makes names of pods and services from it and refuses a longer one.
 MAX_NAME_LENGTH: Final = 47
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

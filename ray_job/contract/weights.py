@@ -10,11 +10,7 @@ WEIGHTS_VARIABLE: Final = "CLOISTER_WEIGHTS"
 
 
 class WeightsError(ValueError):
-    """The variable cannot be read, or the objects are no model; the message says which."""
-
-
-class MissingModelError(WeightsError):
-    """The object store has no such model; the message says where it is to be."""
+    """The variable cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +22,18 @@ class WeightsCopy:
         prefix: of their keys, ending in ``/``; what follows is the file's path in the directory.
         directory: where they go.
         whole: with the weights; without them only what renders and tokenizes.
+        volume_gib: how much the volume of the directory holds, in GiB.
+        engine_volume_gib: how much the volume of an engine's pod holds, which gets the weights too, in GiB.
+        load_format: vLLM's engine argument. With ``auto`` weights that vLLM would not load are left out.
     """
 
     object_store: ObjectStoreLocation
     prefix: str
     directory: str
     whole: bool
+    volume_gib: int
+    engine_volume_gib: int
+    load_format: str
 
     @classmethod
     def from_json(cls, text: str) -> "WeightsCopy":

@@ -123,12 +123,15 @@ def test_the_migrations_have_the_database_and_nothing_else() -> None:
     assert "object-store-credentials" not in str(spec["volumes"])
 
 
-def test_temporary_files_have_room_for_uploads_and_a_limit() -> None:
-    spec = pod(preview(), "api")["spec"]
-    (tmp,) = [each for each in spec["volumes"] if each["name"] == "tmp"]
-    assert tmp["emptyDir"] == {"sizeLimit": "5Gi"}
-    assert environment(preview(), "api")["TMPDIR"] == spec["containers"][0]["volumeMounts"][0]["mountPath"]
-    assert spec["containers"][0]["resources"]["limits"]["ephemeral-storage"] == "6Gi"
+@pytest.mark.parametrize("name", ["api", "reconciler"])
+def test_temporary_files_have_the_room_that_the_stack_file_gives_them(name: str) -> None:
+    for recording, gib in ((preview(), 5), (previewed(workspace_gib=40), 40)):
+        spec = pod(recording, name)["spec"]
+        (tmp,) = [each for each in spec["volumes"] if each["name"] == "tmp"]
+        assert tmp["emptyDir"] == {"sizeLimit": f"{gib}Gi"}
+        assert environment(recording, name)["TMPDIR"] == spec["containers"][0]["volumeMounts"][0]["mountPath"]
+        resources = spec["containers"][0]["resources"]
+        assert resources["limits"]["ephemeral-storage"] == resources["requests"]["ephemeral-storage"] == f"{gib + 1}Gi"
 
 
 def test_the_ingress_takes_the_largest_upload_by_tls_and_shows_openais_paths_only() -> None:

@@ -115,6 +115,14 @@ def test_a_secret_that_cannot_be_used_is_refused_and_not_repeated(name: str, val
     assert value.strip() == "" or value not in told[name]
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0, "input should be greater than or equal to 1, not 0"), ("5Gi", "input should be a valid integer, not '5Gi'")],
+)
+def test_the_workspace_has_a_size_in_whole_gib(value: Any, told: str) -> None:
+    assert problems(changed(workspace_gib=value)) == {"workspace_gib": told}
+
+
 def test_a_section_must_not_be_a_secret() -> None:
     secrets = stack_text().secret_keys | {"database"}
     assert "holds a secret" in problems(changed(database={"kind": "bundled"}), secrets)["database"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from infra.ray_job_sizes import AUTOSCALER_MIB
 from infra.ray_job_template import JobTimes, ray_job_templates
 from infra.weights import ObjectStoreWeights, VolumeWeights, Weights
 from ray_job.contract.job_spec import JobSpec, ObjectStoreLocation
+from ray_job.contract.rayjobs import HOSTS_ANNOTATION
 from ray_job.contract.weights import WeightsCopy
 from ray_job.engines.http import API_KEY_FILE_VARIABLE
 from service.adapters.rayjob_templates import load_templates
@@ -265,6 +267,40 @@ def test_weights_in_the_object_store_are_copied_to_those_who_need_them(lane: str
                     assert (copy.prefix, copy.directory, copy.object_store) == ("models/a/b/", "/models/a/b", STORE)
                     found[name] = copy.whole
     assert found == copied
+
+
+def copies(shape: CatalogueModel) -> Iterator[tuple[dict[str, Any], WeightsCopy]]:
+    """The volume of each pod that copies a model, and what its container is told."""
+    for pod in pods(rayjob(shape, weights=COPIED)).values():
+        for container in pod["spec"]["initContainers"]:
+            environment = {variable["name"]: variable["value"] for variable in container.get("env", ())}
+            if "CLOISTER_WEIGHTS" in environment:
+                (volume,) = [volume for volume in pod["spec"]["volumes"] if volume["name"] == "weights"]
+                yield volume, WeightsCopy.from_json(environment["CLOISTER_WEIGHTS"])
+
+
+@every_shape
+def test_who_copies_weights_is_told_how_much_its_volume_and_the_engines_hold(shape: CatalogueModel) -> None:
+    engine_gib = 18 if shape.weights_gib else 100
+    for volume, copy in copies(shape):
+        assert volume["emptyDir"] == {"sizeLimit": f"{copy.volume_gib}Gi"}
+        assert copy.engine_volume_gib == engine_gib
+        assert (copy.volume_gib == engine_gib) == copy.whole
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "told"), [({}, "auto"), ({"load_format": "npcache"}, "npcache")], ids=["default", "own"]
+)
+def test_who_copies_weights_is_told_the_format_that_the_engine_loads(engine_args: dict[str, Any], told: str) -> None:
+    assert [copy.load_format for _, copy in copies(model(**GPU, engine_args=engine_args))] == [told]
+
+
+def test_a_pod_of_an_engine_over_several_nodes_says_how_many() -> None:
+    said = {
+        name: groups(rayjob(SHAPES[name]))["v100"]["template"]["metadata"]["annotations"].get(HOSTS_ANNOTATION)
+        for name in ("one GPU", "a part of a node", "two nodes")
+    }
+    assert said == {"one GPU": None, "a part of a node": None, "two nodes": "2"}
 
 
 def test_the_http_lane_has_no_weights() -> None:

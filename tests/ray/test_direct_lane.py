@@ -5,10 +5,12 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
+from ray_job.contract.exit_codes import EXIT_NO_MODEL
 from ray_job.contract.job_spec import JobSpec
 from tests.ray.job_harness import Job, MakeJob, chat
 
@@ -84,6 +86,24 @@ def test_an_engine_that_cannot_start_fails_the_job_with_its_reason(make_job: Mak
     assert exit_code == 1
     assert "before it was ready" in output.splitlines()[-1]
     assert "max_model_len" in output
+
+
+def test_a_model_that_an_engines_node_could_not_get_ends_the_job_with_a_code_of_its_own(
+    make_job: MakeJob, demo_model: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    for file in demo_model.iterdir():
+        (source / file.name).symlink_to(file)
+    job = make_job([chat("Hello")])
+    process = replace(job, spec=replace(job.spec, model=replace(job.spec.model, source=str(source)))).start()
+    assert process.stdout is not None
+    # The driver has looked at its own model by then, and no engine at its.
+    next(line for line in process.stdout if "lines to run" in line)
+    (source / "no-model.txt").write_text("upload the model's directory")
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == EXIT_NO_MODEL, output
+    assert output.splitlines()[-1].endswith("upload the model's directory")
 
 
 def test_a_job_that_is_terminated_leaves_no_engine_behind(make_job: MakeJob) -> None:

@@ -1,8 +1,11 @@
 """How an error of the engine gets from a worker's log to the last line of the job's."""
 
-from ray_job.__main__ import job_error_in
+import pytest
+
+from ray_job.__main__ import exit_code, job_error_in
+from ray_job.contract.exit_codes import EXIT_FAILED, EXIT_NO_MODEL, EXIT_SUPERSEDED
 from ray_job.engines.engine_process import core_error
-from ray_job.errors import JobError, SupersededError
+from ray_job.errors import EngineStartError, JobError, NoModelError, SupersededError
 
 TRACEBACK = """ray::MapWorker(MapBatches(DirectEngine)).submit() (pid=151, ip=10.0.0.3)
   File "/x/ray_job/engines/engine_process.py", line 57, in wait_ready
@@ -28,6 +31,25 @@ def test_an_error_of_the_job_itself_is_found_below_what_it_caused() -> None:
     wrapped = RuntimeError("execution failed")
     wrapped.__cause__ = known
     assert job_error_in(wrapped) is known
+
+
+def test_a_model_that_no_attempt_can_have_is_told_from_an_engine_that_did_not_start() -> None:
+    told = TRACEBACK.replace("EngineStartError: the last", "NoModelError: models/a/ holds no config.json: the last")
+    assert type(job_error_in(RuntimeError(told))) is NoModelError
+    assert type(job_error_in(RuntimeError(TRACEBACK))) is not NoModelError
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, EXIT_FAILED),
+        (EngineStartError("out of memory"), EXIT_FAILED),
+        (NoModelError("upload it"), EXIT_NO_MODEL),
+        (SupersededError("attempt 2 has begun"), EXIT_SUPERSEDED),
+    ],
+)
+def test_the_exit_code_says_whether_another_attempt_is_worth_it(error: Exception | None, code: int) -> None:
+    assert exit_code(error) == code
 
 
 def test_any_other_error_is_not_one_of_ours() -> None:

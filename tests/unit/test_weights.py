@@ -2,21 +2,41 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ray_job.contract.job_spec import ObjectStoreLocation
-from ray_job.contract.weights import WeightsCopy, WeightsError
-from ray_job.errors import EngineStartError
-from ray_job.weights import copy_model, require_model
+from ray_job.contract.weights import WeightsCopy
+from ray_job.errors import EngineStartError, NoModelError
+from ray_job.weights import copy_model, loaded_files, prepare, require_model
+
+GIB = 2**30
 
 
-def copy(tmp_path: Path, *, whole: bool = True, prefix: str = "models/demo/") -> WeightsCopy:
-    store = ObjectStoreLocation(kind="directory", root=str(tmp_path / "store"))
-    return WeightsCopy(object_store=store, prefix=prefix, directory=str(tmp_path / "models/demo"), whole=whole)
+def copy(tmp_path: Path, **changed: Any) -> WeightsCopy:
+    copy = WeightsCopy(
+        object_store=ObjectStoreLocation(kind="directory", root=str(tmp_path / "store")),
+        prefix="models/demo/",
+        directory=str(tmp_path / "models/demo"),
+        whole=True,
+        volume_gib=1,
+        engine_volume_gib=1,
+        load_format="auto",
+    )
+    return dataclasses.replace(copy, **changed)
+
+
+def grow(path: Path, size_bytes: int) -> None:
+    """A file that is as large as that and takes no room."""
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    os.truncate(path, size_bytes)
 
 
 @pytest.fixture
@@ -55,9 +75,97 @@ def test_a_file_that_is_there_in_full_is_left_alone_and_half_a_file_is_not(targe
 
 
 def test_a_prefix_without_a_model_is_told(target: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"holds no config\.json: upload the model's whole directory"):
+    with pytest.raises(NoModelError, match=r"holds no config\.json: upload the model's whole directory"):
         copy_model(copy(tmp_path, prefix="models/nothing/"))
     assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("others", "left_out"),
+    [
+        (["pytorch_model-00001-of-00002.bin", "tf_model.h5"], True),
+        (["original/consolidated.00.pth", "metal/model.bin", "onnx/model.onnx_data"], True),
+        (["original/model.safetensors"], True),
+        (["original/params.json", "sparse_linear.pt", "2_Dense/pytorch_model.bin", "2_Dense/config.json"], False),
+        (["consolidated.safetensors", "vae/diffusion.safetensors"], False),
+    ],
+)
+def test_beside_safetensors_the_same_weights_in_another_form_are_left_out(others: list[str], left_out: bool) -> None:
+    model = {"config.json", "model.safetensors", "tokenizer.json"}
+    assert loaded_files({*model, *others}) == (model if left_out else {*model, *others})
+
+
+def test_a_model_without_safetensors_keeps_all_its_weights() -> None:
+    model = {"config.json", "pytorch_model.bin", "original/consolidated.00.pth", "onnx/model.onnx"}
+    assert loaded_files(model) == model
+
+
+def test_with_a_load_format_of_its_own_a_model_keeps_all_its_weights(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "store/models/demo/model.bin").write_text("weights")
+    copy_model(copy(tmp_path))
+    assert "model.bin" not in files(target)
+    copy_model(copy(tmp_path, load_format="npcache"))
+    assert "model.bin" in files(target)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_weights_that_no_engines_volume_holds_end_the_job_before_a_byte_is_copied(
+    target: Path, tmp_path: Path, whole: bool
+) -> None:
+    grow(tmp_path / "store/models/demo/model-00002.safetensors", 19 * GIB)
+    told = prepare(copy(tmp_path, whole=whole, volume_gib=18 if whole else 1, engine_volume_gib=18))
+    assert told.endswith(
+        "models/demo/ in the object store takes 19.00 GiB, and the volume for it holds 18 GiB: raise the model's "
+        "weights_gib (model_weights.cache_gib where it has none) or delete what is not of the model"
+    )
+    assert files(target) == {"no-model.txt"}
+    with pytest.raises(NoModelError, match=r"takes 19\.00 GiB"):
+        require_model(str(target))
+
+
+def test_a_volume_that_holds_the_bytes_but_not_their_blocks_is_too_small(target: Path, tmp_path: Path) -> None:
+    grow(tmp_path / "store/models/demo/model-00002.safetensors", GIB - 1004)
+    with pytest.raises(NoModelError, match=r"takes 1\.00 GiB, and the volume for it holds 1 GiB"):
+        copy_model(copy(tmp_path))
+    assert not target.exists()
+
+
+def test_what_an_engine_does_not_load_takes_no_room(target: Path, tmp_path: Path) -> None:
+    grow(tmp_path / "store/models/demo/original/consolidated.00.pth", 19 * GIB)
+    prepare(copy(tmp_path))
+    require_model(str(target))
+
+
+def test_a_tokenizer_that_its_own_volume_does_not_hold_ends_the_job(target: Path, tmp_path: Path) -> None:
+    grow(tmp_path / "store/models/demo/tokenizer/extra.tar", 2 * GIB)
+    prepare(copy(tmp_path, whole=False, engine_volume_gib=18))
+    with pytest.raises(NoModelError, match=r"what is not weights of .* takes 2\.00 GiB, and .* holds 1 GiB"):
+        require_model(str(target))
+
+
+def test_a_copy_that_fails_is_tried_again_and_goes_on_where_it_was(target: Path, tmp_path: Path) -> None:
+    target.mkdir(parents=True)
+    (target / "tokenizer").write_text("in the way of a directory")
+
+    def pauses_s() -> Iterator[float]:
+        yield 0
+        (target / "tokenizer").unlink()
+        yield 0
+
+    assert prepare(copy(tmp_path), pauses_s()) == "copied 0.0 GiB"
+    assert files(target) == {"config.json", "model-00001.safetensors", "tokenizer/vocab.json"}
+
+
+def test_a_copy_that_fails_for_good_leaves_its_error_alone_for_this_attempt(target: Path, tmp_path: Path) -> None:
+    target.mkdir(parents=True)
+    (target / "tokenizer").write_text("in the way of a directory")
+    prepare(copy(tmp_path), [0.0])
+    assert files(target) == {"model-not-copied.txt"}
+    with pytest.raises(EngineStartError, match=r"could not be copied to .*File exists.*; see that the object") as told:
+        require_model(str(target))
+    assert not isinstance(told.value, NoModelError)
+    prepare(copy(tmp_path))
+    require_model(str(target))
 
 
 def run(value: str) -> tuple[int, str]:
@@ -76,7 +184,7 @@ def test_the_program_tells_what_is_wrong_in_one_line() -> None:
 def test_a_missing_model_ends_the_job_with_where_to_upload_it_and_not_the_pod(target: Path, tmp_path: Path) -> None:
     status, told = run(json.dumps(dataclasses.asdict(copy(tmp_path, prefix="nothing/"))))
     assert (status, told.count("\n")) == (0, 1)
-    with pytest.raises(EngineStartError, match=r"nothing/ in the object store holds no config\.json: upload the model"):
+    with pytest.raises(NoModelError, match=r"nothing/ in the object store holds no config\.json: upload the model"):
         require_model(str(target))
 
 
