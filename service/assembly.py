@@ -26,7 +26,7 @@ _MAX_HEADER_BYTES: Final = 1 << 26
 
 
 class AssemblyError(ValueError):
-    """The parts do not make a whole: one is damaged, or lines have no result. The message says which."""
+    """A part is damaged, or holds lines that the input does not have. The message says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,7 @@ class Assembled:
         failed: rows in the error file, those that expired among them.
         expired: rows in the error file that never ran.
         usage: tokens of all rows.
+        damaged: for each part that could not be read, and was left out, what is wrong with it.
     """
 
     output: StoredObject | None
@@ -48,6 +49,12 @@ class Assembled:
     failed: int
     expired: int
     usage: Usage
+    damaged: list[str]
+
+    @property
+    def found(self) -> int:
+        """How many lines have a result."""
+        return self.completed + self.failed - self.expired
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,11 +154,10 @@ def assemble(
     output_key: str,
     error_key: str,
     workspace: Path,
-    expected_lines: int | None = None,
     expire_lines_of: Iterable[bytes] | None = None,
     before_writing: Callable[[], None] = lambda: None,
 ) -> Assembled:
-    """Writes the output and the error file of a batch.
+    """Writes the output and the error file of a batch, from all parts that can be read.
 
     Args:
         store: where parts are and files go.
@@ -159,23 +165,24 @@ def assemble(
         output_key: the key of the output file.
         error_key: the key of the error file.
         workspace: a directory on disk with room for all parts; nothing stays in it.
-        expected_lines: how many lines must have a result; None for as far as the batch got.
         expire_lines_of: the input file, to be read more than once; each request in it without a result gets a
             ``batch_expired`` line.
         before_writing: called once all parts are read and before a file is written; what it raises ends the assembly.
 
     Raises:
-        AssemblyError: a part is damaged, or ``expected_lines`` is not met.
+        AssemblyError: a part holds a line that ``expire_lines_of`` does not have.
         ObjectStoreError: the store cannot be reached.
+        OSError: the workspace has no room.
     """
+    damaged: list[str] = []
     with tempfile.TemporaryFile(dir=workspace) as file:
         spool = _Spool(file=file)
         for key in store.keys(parts_prefix(batch_id)):
-            _add_part(spool, store, key, batch_id)
+            try:
+                _add_part(spool, store, key, batch_id)
+            except AssemblyError as problem:
+                damaged.append(str(problem))
         file.flush()
-        found = len(spool.lines)
-        if expected_lines is not None and found != expected_lines:
-            raise AssemblyError(f"{found:,} of {expected_lines:,} lines of {batch_id} have a result")
         before_writing()
         rows_failed = sum(spool.is_failed)
         counter = _Counter()
@@ -190,10 +197,11 @@ def assemble(
         return Assembled(
             output=output,
             error=error,
-            completed=found - rows_failed,
+            completed=len(spool.lines) - rows_failed,
             failed=rows_failed + counter.expired,
             expired=counter.expired,
             usage=spool.usage,
+            damaged=damaged,
         )
 
 

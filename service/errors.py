@@ -5,6 +5,7 @@ CloisterError
 ├── ObjectStoreError         the object store cannot be reached or refused
 │   └── ObjectNotFoundError  no object with that key
 ├── LauncherError            Ray cannot be reached or refused the job
+│   └── LaunchRefusedError   the job is refused as it is
 └── ApiError                 an answer to a client: HTTP status, type, code and param
     ├── InvalidRequestError  400
     ├── AuthenticationError  401
@@ -38,6 +39,10 @@ class ObjectNotFoundError(ObjectStoreError):
 
 class LauncherError(CloisterError):
     """Ray cannot be reached, or refused the job."""
+
+
+class LaunchRefusedError(LauncherError):
+    """The job is refused as it is: until somebody changes something it will be refused again."""
 
 
 class ApiError(CloisterError):

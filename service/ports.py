@@ -63,12 +63,19 @@ class JobState(StrEnum):
 class JobStatus:
     """A job's state and, where it failed or waits, the reason in words.
 
-    ``is_stuck``: it waits for what waiting does not bring, such as an image that is not there.
+    Attributes:
+        state: its state.
+        message: the reason in words; empty where there is none.
+        is_stuck: it waits for what waiting does not bring, such as an image that is not there.
+        is_working: of one that runs: False while its workers still wait for their nodes.
+        is_final: of one that failed: the same job would fail again, as where its model is not in the object store.
     """
 
     state: JobState
     message: str = ""
     is_stuck: bool = False
+    is_working: bool = True
+    is_final: bool = False
 
 
 class Launcher(Protocol):
@@ -79,7 +86,11 @@ class Launcher(Protocol):
         ...
 
     def launch(self, spec: JobSpec) -> None:
-        """Starts a job; launching the same ``spec.job_id`` again changes nothing."""
+        """Starts a job; launching the same ``spec.job_id`` again changes nothing.
+
+        Raises:
+            LaunchRefusedError: it is refused as it is.
+        """
         ...
 
     def status(self, job_id: str) -> JobStatus:

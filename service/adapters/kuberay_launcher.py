@@ -5,6 +5,7 @@ an attempt, however often it is launched and whenever this process dies.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from threading import Lock
@@ -48,8 +49,14 @@ class KubeRayLauncher:
         self._waiting_until = 0.0
         # The last that was seen of a cluster that waited: a failed one's pods may be gone.
         self._waited: dict[str, str] = {}
-        # Groups of pods none of which runs, since when one is stuck (monotonic seconds), and why.
-        self._stuck: dict[Place, tuple[float, str]] = {}
+        # Groups with too few pods that run, and for how many seconds one may be stuck there (None: the RayJob says it):
+        # since when one is (monotonic seconds), and why.
+        self._stuck: dict[tuple[Place, int | None], tuple[float, str]] = {}
+        # Groups of which a pod had a node when last seen; None before pods could be listed.
+        self._placed: set[Place] | None = None
+        self._is_blind = False
+        # Whether a job runs of which no pod with GPUs was seen on a node.
+        self._is_asked = False
 
     def __enter__(self) -> Self:
         self._watch.start()
@@ -85,9 +92,10 @@ class KubeRayLauncher:
         if view is None:
             return JobStatus(state=JobState.MISSING)
         waiting = self._why_waiting(view)
-        if view.is_over or not (stuck := self._why_stuck(view)):
+        if view.is_over:
             return job_status(view, waiting)
-        return job_status(view, stuck, is_stuck=True)
+        stuck = self._why_stuck(view)
+        return job_status(view, stuck or waiting, is_stuck=bool(stuck), is_working=self._is_working(view))
 
     def stop(self, job_id: str) -> None:
         """See ``service.ports.Launcher.stop``. The RayJob is gone, and the job missing, once all its pods are."""
@@ -128,31 +136,52 @@ class KubeRayLauncher:
 
     def _why_stuck(self, view: RayJobView) -> str:
         """Why a group of the job's pods has been stuck for too long; empty when none has."""
-        latest = time.monotonic() - view.stuck_limit_s
+        now = time.monotonic()
         with self._lock:
-            stuck = [
-                why for (cluster, _), (since, why) in self._stuck.items() if cluster == view.cluster and since <= latest
-            ]
-        return stuck[0] if stuck else ""
+            for ((cluster, _), limit_s), (since, why) in self._stuck.items():
+                limit = view.stuck_limit_s if limit_s is None else limit_s
+                if cluster == view.cluster and now - since >= limit:
+                    return why
+        return ""
+
+    def _is_working(self, view: RayJobView) -> bool:
+        """Whether a pod with GPUs has a node; also where the job needs none (yet), and where no pod can be listed."""
+        if view.deployment != "Running" or not view.gpu_groups:
+            return True
+        with self._lock:
+            if self._placed is None:
+                is_working = self._is_blind
+            else:
+                is_working = any((view.cluster, group) in self._placed for group in view.gpu_groups)
+            self._is_asked = self._is_asked or not is_working
+        return is_working
 
     def _look_at_pods(self) -> None:
+        is_asked = self._is_asked
         try:
-            waiting = waiting_pods(self._api.pods("Pending"), datetime.now(UTC))
-            stuck = {each.place: each.why for each in waiting if each.is_stuck}
-            # Where others of a group run, the job gets on without the one.
-            at_work = set(map(place_of, self._api.pods("Running"))) if stuck else set()
+            pending = self._api.pods("Pending")
+            waiting = waiting_pods(pending, datetime.now(UTC))
+            stuck = [each for each in waiting if each.is_stuck]
+            running = self._api.pods("Running") if stuck or is_asked else []
         except LauncherError as error:
             # Only the reason is lost; the state of the jobs is known without the pods.
             logger.warning("rayjob.pods_unknown", error=str(error))
+            self._is_blind = True
             return
         now = time.monotonic()
+        at_work = Counter(map(place_of, running))
         with self._lock:
             self._waiting = {each.place[0]: each.why for each in reversed(waiting)}
+            # Where an engine's worth of a group runs, the job gets on without the one.
             self._stuck = {
-                place: (self._stuck.get(place, (now, ""))[0], why)
-                for place, why in stuck.items()
-                if place not in at_work
+                (each.place, each.limit_s): (self._stuck.get((each.place, each.limit_s), (now, ""))[0], each.why)
+                for each in stuck
+                if at_work[each.place] < each.hosts
             }
+            self._is_blind = False
+            if is_asked:
+                self._placed = {place_of(pod) for pod in (*pending, *running) if pod["spec"].get("nodeName")}
+                self._is_asked = False
 
     def _tidy(self, views: Iterable[RayJobView]) -> None:
         """Deletes RayJobs whose time is over, and forgets why clusters waited that are no more."""

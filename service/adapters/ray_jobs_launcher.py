@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
+from ray_job.contract.exit_codes import EXIT_NO_MODEL
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, ModelSpec
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus
@@ -93,7 +94,8 @@ class RayJobsLauncher:
         if state is None:
             raise LauncherError(f"Ray at {self._address} told an unknown state of {job_id}: {job.get('status')!r}")
         if state is JobState.FAILED:
-            return JobStatus(state=state, message=self._last_words(job_id) or last_words(str(job.get("message") or "")))
+            message = self._last_words(job_id) or last_words(str(job.get("message") or ""))
+            return JobStatus(state=state, message=message, is_final=job.get("driver_exit_code") == EXIT_NO_MODEL)
         return JobStatus(state=state)
 
     def stop(self, job_id: str) -> None:

@@ -16,8 +16,10 @@ from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
 from ray_job.contract.rayjobs import GROUP, PLURAL, VERSION
-from service.errors import LauncherError, SettingsError
+from service.errors import LauncherError, LaunchRefusedError, SettingsError
 
+# What the same request is answered again, until somebody changes a role, a template or a policy.
+REFUSALS: Final = frozenset({400, 403, 422})
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 GONE: Final = 410
@@ -28,6 +30,8 @@ TIMEOUT_S: Final = (5.0, 20.0)
 WATCH_S: Final = 60
 _WATCH_TIMEOUT_S: Final = (5.0, WATCH_S + 15.0)
 _MAX_REASON: Final = 500
+# A quota is a 403 too, and has room again once other jobs end.
+_QUOTA: Final = "exceeded quota"
 
 # Of waiting pods, those that Ray's workers and heads are.
 _RAY_PODS: Final = "ray.io/is-ray-node=yes"
@@ -83,7 +87,11 @@ class RayJobsApi:
         self._kind: dict[str, Any] = {"group": GROUP, "version": VERSION, "namespace": namespace, "plural": PLURAL}
 
     def create(self, body: dict[str, Any]) -> bool:
-        """Creates a RayJob; returns False when there is one of that name already."""
+        """Creates a RayJob; returns False when there is one of that name already.
+
+        Raises:
+            LaunchRefusedError: the API server, or a policy of the cluster, refuses the RayJob as it is.
+        """
         name = body["metadata"]["name"]
         try:
             with self._translated(f"create the RayJob {name}"):
@@ -91,6 +99,8 @@ class RayJobsApi:
         except LauncherError as error:
             if _status(error) == CONFLICT:
                 return False
+            if _status(error) in REFUSALS and _QUOTA not in str(error):
+                raise LaunchRefusedError(str(error)) from error
             raise
         return True
 

@@ -16,7 +16,7 @@ import psycopg
 import structlog
 
 from service.api.extension import eta_s, fresh_rate
-from service.db import Pool, query
+from service.db import CONNECTION_LIMITS, Pool, query
 from service.transitions import FINAL
 
 _log = structlog.get_logger(__name__)
@@ -46,7 +46,7 @@ class StreamTimes:
 async def _listening_connection(pool: Pool) -> psycopg.AsyncConnection:
     conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
     return await psycopg.AsyncConnection.connect(
-        conninfo, autocommit=True, connect_timeout=5, application_name="cloister events"
+        conninfo, autocommit=True, application_name="cloister events", **CONNECTION_LIMITS
     )
 
 

@@ -6,9 +6,9 @@ Migrations stand in ``migrations/NNNN_title.sql`` and run forward only, each onc
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
-from typing import Any, LiteralString
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg.rows import DictRow, dict_row
@@ -17,6 +17,18 @@ from psycopg_pool import ConnectionPool
 MIGRATION_LOCK = 7_203_001
 
 Pool = ConnectionPool[psycopg.Connection[DictRow]]
+
+CONNECTION_LIMITS: Final[Mapping[str, Any]] = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
+"""A server whose machine is lost says no goodbye: within 25 seconds (the last in milliseconds) its client must notice.
+
+Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
+"""
 
 
 def open_pool(database_url: str, *, max_size: int = 10) -> Pool:
@@ -37,7 +49,7 @@ def open_pool(database_url: str, *, max_size: int = 10) -> Pool:
         timeout=10,
         # The pool doubles its pauses up to this many seconds: as long as a long outage, it would stay away after one.
         reconnect_timeout=10,
-        kwargs={"row_factory": dict_row},
+        kwargs={"row_factory": dict_row, **CONNECTION_LIMITS},
         check=check,
         open=True,
     )

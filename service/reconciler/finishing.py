@@ -1,7 +1,7 @@
 """The step to a final state: assembles the files, then ends the batch in one transaction."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -12,8 +12,9 @@ from service.errors import ObjectNotFoundError
 from service.input_file import InputError
 from service.ports import ObjectStore, StoredObject
 from service.reconciler.context import Context, utc_now
+from service.reconciler.jobs import note_waiting
 from service.reconciler.records import Batch, Ending, ResultFile, end, load_batch, note_parts_deleted
-from service.transitions import BatchStatus, Fail
+from service.transitions import BatchStatus, GiveUp
 
 logger = structlog.get_logger(__name__)
 
@@ -25,40 +26,39 @@ class _OvertakenError(Exception):
 def finish(context: Context, batch: Batch) -> None:
     """Ends a batch that is finalizing (completed, or expired when lines are missing) or cancelling (cancelled).
 
+    One whose lines should all have a result, and do not, fails; what can be read is handed over all the same.
+
     Raises:
         ObjectStoreError: the store cannot be reached; the batch stays as it is.
+        OSError: the workspace has no room; the batch stays as it is.
     """
-    is_cancelled = batch.view.status is BatchStatus.CANCELLING
     try:
         assembled = _assemble(context, batch)
     except _OvertakenError:
         return
     except AssemblyError as error:
-        after = BatchStatus.CANCELLED if is_cancelled else BatchStatus.FAILED
-        message = f"The results could not be put together: {error}. Create the batch again."
-        _end(context, batch, Ending(after=after, problem=InputError(code="assembly_failed", message=message)))
+        _end(context, batch, Ending(after=BatchStatus.FAILED, problems=[_assembly_problem(str(error))]))
         return
-    after = BatchStatus.CANCELLED if is_cancelled else BatchStatus.COMPLETED
-    if not is_cancelled and assembled.completed + assembled.failed - assembled.expired < batch.total:
-        after = BatchStatus.EXPIRED
-    _end(context, batch, _ending(batch, after, assembled))
+    after = _after(batch, assembled)
+    problems = _damage(batch, assembled)
+    if after is BatchStatus.FAILED and not problems:
+        problems = [_assembly_problem(f"{assembled.found:,} of {batch.total:,} lines have a result")]
+    _end(context, batch, _ending(batch, after, assembled, problems))
 
 
-def give_up(context: Context, batch: Batch, failure: Fail) -> None:
+def give_up(context: Context, batch: Batch, reason: GiveUp) -> None:
     """Fails a batch that is in progress, and hands over what was committed.
 
     Raises:
         ObjectStoreError: the store cannot be reached; the batch stays as it is.
+        OSError: the workspace has no room; the batch stays as it is.
     """
-    problem = InputError(code=failure.code, message=failure.message)
     try:
-        ending = _ending(batch, BatchStatus.FAILED, _assemble(context, batch), problem)
+        assembled = _assemble(context, batch)
     except _OvertakenError:
         return
-    except AssemblyError as error:
-        logger.exception("batch.assembly_failed", batch_id=batch.id, error=str(error))
-        ending = Ending(after=BatchStatus.FAILED, problem=problem)
-    _end(context, batch, ending)
+    problems = [InputError(code=reason.code, message=reason.message), *_damage(batch, assembled)]
+    _end(context, batch, _ending(batch, BatchStatus.FAILED, assembled, problems))
 
 
 def delete_parts(context: Context, batch: Batch) -> None:
@@ -74,18 +74,50 @@ def result_file_id(batch_id: str, kind: str) -> str:
 
 
 def _assemble(context: Context, batch: Batch) -> Assembled:
-    is_finalizing = batch.view.status is BatchStatus.FINALIZING
-    is_late = is_finalizing and batch.view.missed_its_deadline
-    return assemble(
-        context.store,
-        batch_id=batch.id,
-        output_key=file_key(result_file_id(batch.id, "output")),
-        error_key=file_key(result_file_id(batch.id, "error")),
-        workspace=context.workspace,
-        expected_lines=batch.total if is_finalizing and not is_late else None,
-        expire_lines_of=_input_file(context, batch) if is_late else None,
-        before_writing=lambda: _check_not_overtaken(context, batch),
-    )
+    is_late = batch.view.status is BatchStatus.FINALIZING and batch.view.missed_its_deadline
+    try:
+        return assemble(
+            context.store,
+            batch_id=batch.id,
+            output_key=file_key(result_file_id(batch.id, "output")),
+            error_key=file_key(result_file_id(batch.id, "error")),
+            workspace=context.workspace,
+            expire_lines_of=_input_file(context, batch) if is_late else None,
+            before_writing=lambda: _check_not_overtaken(context, batch),
+        )
+    except OSError as error:
+        reason = f"the results cannot be put together for now, which is tried again: {error.strerror or error}"
+        with context.pool.connection() as connection:
+            note_waiting(connection, batch, reason, utc_now(), type="batch.waiting")
+        raise
+
+
+def _after(batch: Batch, assembled: Assembled) -> BatchStatus:
+    if batch.view.status is BatchStatus.CANCELLING:
+        return BatchStatus.CANCELLED
+    if batch.view.missed_its_deadline:
+        return BatchStatus.EXPIRED if assembled.found < batch.total else BatchStatus.COMPLETED
+    return BatchStatus.COMPLETED if assembled.found == batch.total else BatchStatus.FAILED
+
+
+def _damage(batch: Batch, assembled: Assembled) -> list[InputError]:
+    """What the owner is told of damaged parts: nothing where each line has a result in another."""
+    if not assembled.damaged:
+        return []
+    logger.error("batch.parts_damaged", batch_id=batch.id, problems=assembled.damaged)
+    if assembled.found == batch.total:
+        return []
+    return [
+        _assembly_problem(
+            f"{assembled.found:,} of {batch.total:,} lines have a result that can be read, and it is handed over; "
+            f"parts that are damaged: {len(assembled.damaged):,}, first of all {assembled.damaged[0]}"
+        )
+    ]
+
+
+def _assembly_problem(what: str) -> InputError:
+    message = f"The results could not all be put together: {what}. Create the batch again."
+    return InputError(code="assembly_failed", message=message)
 
 
 def _check_not_overtaken(context: Context, batch: Batch) -> None:
@@ -121,13 +153,13 @@ def _input_file(context: Context, batch: Batch) -> Iterable[bytes] | None:
     return content
 
 
-def _ending(batch: Batch, after: BatchStatus, assembled: Assembled, problem: InputError | None = None) -> Ending:
+def _ending(batch: Batch, after: BatchStatus, assembled: Assembled, problems: Sequence[InputError]) -> Ending:
     return Ending(
         after=after,
         output=_result_file(batch, "output", assembled.output),
         error=_result_file(batch, "error", assembled.error),
         assembled=assembled,
-        problem=problem,
+        problems=problems,
     )
 
 

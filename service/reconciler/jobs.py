@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 import psycopg
 from psycopg.rows import DictRow
@@ -15,6 +15,9 @@ from service.reconciler.records import Batch, insert_event
 from service.transitions import NextAttempt
 
 LAUNCH_LOCK: Final = 7_203_003
+
+WaitingEvent = Literal["job.waiting", "batch.waiting"]
+"""What waits: the job, or a batch whose files are to be written."""
 
 
 def gpus_of(model: ModelSpec) -> int:
@@ -57,10 +60,12 @@ def note_launch(connection: psycopg.Connection[DictRow], batch: Batch, gpus: int
         insert_event(connection, batch.id, now, "job.launched", {"job_id": batch.job_id})
 
 
-def postpone_launch(connection: psycopg.Connection[DictRow], batch: Batch, launch_after: datetime) -> None:
-    """The launcher did not take the job: until it is tried again, others get their turn."""
+def postpone_launch(
+    connection: psycopg.Connection[DictRow], batch: Batch, launch_after: datetime, *, refused: bool, now: datetime
+) -> None:
+    """The launcher did not take the job, or ``refused`` it: until it is tried again, others get their turn."""
     values = {"batch_id": batch.id, "attempt": batch.view.attempt, "launch_after": launch_after}
-    connection.execute(query("postpone_launch"), values)
+    connection.execute(query("postpone_launch"), {**values, "refused": refused, "now": now})
 
 
 def note_running(pool: Pool, batch: Batch, now: datetime) -> None:
@@ -71,11 +76,12 @@ def note_running(pool: Pool, batch: Batch, now: datetime) -> None:
             insert_event(connection, batch.id, now, "job.running", {"job_id": batch.job_id})
 
 
-def note_waiting(pool: Pool, batch: Batch, reason: str, now: datetime) -> None:
-    """The job, or a part of it, was seen to wait: whoever watches the batch is told why, once."""
-    values = {"batch_id": batch.id, "job_id": batch.job_id, "reason": reason, "now": now}
-    with pool.connection() as connection:
-        connection.execute(query("job_waits"), values)
+def note_waiting(
+    connection: psycopg.Connection[DictRow], batch: Batch, reason: str, now: datetime, *, type: WaitingEvent
+) -> None:
+    """Something was seen to wait: whoever watches the batch is told why, and at most every ten minutes why else."""
+    values = {"batch_id": batch.id, "job_id": batch.job_id, "reason": reason, "now": now, "type": type}
+    connection.execute(query("batch_waits"), values)
 
 
 def note_job_over(pool: Pool, batch: Batch, now: datetime) -> None:

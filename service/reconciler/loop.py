@@ -17,7 +17,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from service.db import query
+from service.db import CONNECTION_LIMITS, query
 from service.reconciler.context import Context
 from service.reconciler.patient_store import PatientStore
 from service.reconciler.retention import keep_sweeping
@@ -52,7 +52,7 @@ def run(context: Context, database_url: str) -> None:
     while not context.stopping.is_set():
         context.pulse.beat_at = time.monotonic()
         try:
-            with psycopg.connect(database_url, autocommit=True, connect_timeout=5) as connection:
+            with psycopg.connect(database_url, autocommit=True, **CONNECTION_LIMITS) as connection:
                 failures = 0
                 for setting in _NOTICE_LOSS:
                     connection.execute(setting)

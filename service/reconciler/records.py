@@ -1,7 +1,7 @@
 """The reconciler's reads and writes in Postgres. A write tells whether the batch still was where it was expected."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -16,7 +16,7 @@ from service.assembly import Assembled
 from service.db import Pool, query
 from service.input_file import InputError, InputFacts
 from service.ports import StoredObject
-from service.transitions import BatchStatus, BatchView, is_allowed
+from service.transitions import BatchStatus, BatchView, GiveUp, is_allowed
 
 logger = structlog.get_logger(__name__)
 
@@ -56,13 +56,13 @@ class ResultFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a batch ends: its state, its files, its counts and, where it failed, why."""
+    """How a batch ends: its state, its files, its counts and what went wrong."""
 
     after: BatchStatus
     output: ResultFile | None = None
     error: ResultFile | None = None
     assembled: Assembled | None = None
-    problem: InputError | None = None
+    problems: Sequence[InputError] = ()
 
 
 def load_batch(pool: Pool, batch_id: str) -> Batch | None:
@@ -72,6 +72,8 @@ def load_batch(pool: Pool, batch_id: str) -> Batch | None:
     if row is None:
         return None
     row["status"] = BatchStatus(row["status"])
+    code, message = row.pop("giving_up_code"), row.pop("giving_up_message")
+    row["giving_up"] = None if code is None else GiveUp(code, message)
     view = BatchView(**{name: row.pop(name) for name in _VIEW_FIELDS})
     return Batch(view=view, **row)
 
@@ -120,6 +122,14 @@ def refuse(pool: Pool, batch: Batch, errors: Iterable[InputError], error_count: 
         return True
 
 
+def note_giving_up(connection: psycopg.Connection[DictRow], batch: Batch, reason: GiveUp, now: datetime) -> None:
+    """Writes down why the batch will fail."""
+    values = {"batch_id": batch.id, "attempt": batch.view.attempt, "now": now, **dataclasses.asdict(reason)}
+    if connection.execute(query("give_up_batch"), values).fetchone() is not None:
+        data = {"job_id": batch.job_id, "code": reason.code, "reason": reason.message}
+        insert_event(connection, batch.id, now, "batch.giving_up", data)
+
+
 def finalize(pool: Pool, batch: Batch, now: datetime) -> bool:
     """To ``finalizing``."""
     with pool.connection() as connection:
@@ -138,7 +148,7 @@ def end(pool: Pool, batch: Batch, ending: Ending, now: datetime, retention_s: in
         "error_file_id": ending.error.id if ending.error else None,
         "completed": assembled.completed if assembled else 0,
         "failed": assembled.failed if assembled else 0,
-        "error_count": 1 if ending.problem else 0,
+        "error_count": len(ending.problems),
         **usage,
         "now": now,
     }
@@ -148,7 +158,7 @@ def end(pool: Pool, batch: Batch, ending: Ending, now: datetime, retention_s: in
         for file in (ending.output, ending.error):
             if file is not None:
                 _insert_file(connection, batch, file, now, retention_s)
-        _insert_errors(connection, batch.id, [ending.problem] if ending.problem else [])
+        _insert_errors(connection, batch.id, ending.problems)
         return True
 
 
@@ -179,10 +189,10 @@ def _moved(
 def insert_event(
     connection: psycopg.Connection[DictRow], batch_id: str, now: datetime, type: str, data: Mapping[str, Any]
 ) -> None:
-    """Adds to what happened to a batch, and logs it."""
+    """Adds to what happened to a batch, and logs it, but for a reason: it may hold the end of a job's log."""
     parameters = {"batch_id": batch_id, "now": now, "type": type, "data": Jsonb(dict(data))}
     connection.execute(query("insert_batch_event"), parameters)
-    logger.info(type, batch_id=batch_id, **data)
+    logger.info(type, batch_id=batch_id, **{name: value for name, value in data.items() if name != "reason"})
 
 
 def _insert_errors(connection: psycopg.Connection[DictRow], batch_id: str, errors: Iterable[InputError]) -> None:

@@ -1,76 +1,24 @@
-"""What the KubeRay launcher owes to Kubernetes: few requests, no second job, reasons, and nothing left behind."""
+"""What the KubeRay launcher owes to Kubernetes: few requests, no second job, and nothing left behind."""
 
 import copy
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.rayjobs import rayjob_name
 from service.adapters.kuberay_launcher import KubeRayLauncher
 from service.adapters.rayjob_status import view_of
 from service.adapters.rayjobs_api import RayJobsApi, open_client
-from service.errors import LauncherError, SettingsError
-from service.ports import JobState, JobStatus
-from tests.contract.kubernetes_stand_in import ApiServer, kubeconfig, kubernetes_stand_in
+from service.errors import LauncherError, LaunchRefusedError, SettingsError
+from service.ports import JobState
+from tests.contract.kubernetes_stand_in import ApiServer, kubeconfig
+from tests.contract.rayjobs import TEMPLATE, TEMPLATES, spec, until
 
-TOKEN = "a7d1"
-TEMPLATE: dict[str, Any] = {
-    "metadata": {"namespace": "jobs"},
-    "spec": {
-        "entrypoint": "sleep 600",
-        "preRunningDeadlineSeconds": 900,
-        "deletionStrategy": {"deletionRules": [{"policy": "DeleteSelf", "condition": {"ttlSeconds": 600}}]},
-        "rayClusterSpec": {"headGroupSpec": {"template": {"spec": {"containers": [{"env": []}]}}}},
-    },
-}
 Open = Callable[[], KubeRayLauncher]
-
-
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
-    with kubernetes_stand_in(TOKEN) as opened:
-        opened.cluster.is_operator_running = False
-        yield opened
-
-
-@pytest.fixture
-def open_launcher(server: ApiServer, tmp_path: Path) -> Iterator[Open]:
-    path = tmp_path / "kubeconfig"
-    path.write_text(kubeconfig(server, TOKEN))
-    with ExitStack() as stack:
-        yield lambda: stack.enter_context(KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), {"demo": TEMPLATE}))
-
-
-@pytest.fixture
-def launcher(open_launcher: Open) -> KubeRayLauncher:
-    return open_launcher()
-
-
-def spec(number: int = 1, *, model: str = "demo") -> JobSpec:
-    return JobSpec(
-        job_id=f"batch_{number:032x}-1",
-        batch_id=f"batch_{number:032x}",
-        attempt=1,
-        endpoint="/v1/completions",
-        input_key="files/secret-name",
-        object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
-        database_url="",
-        model=ModelSpec(id=model, source="x"),
-    )
-
-
-def until(done: Callable[[], bool], *, within_s: float = 10) -> None:
-    end = time.monotonic() + within_s
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_rayjob_is_the_template_with_a_name_the_labels_and_the_spec(
@@ -160,7 +108,7 @@ def test_an_api_server_that_does_not_answer_is_told_as_such(
 def test_a_wrong_token_is_no_missing_job(server: ApiServer, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(server, "wrong"))
-    launcher = KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), {"demo": TEMPLATE})
+    launcher = KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), TEMPLATES)
     with pytest.raises(LauncherError, match="answered 401: Unauthorized"):
         launcher.status(spec().job_id)
 
@@ -172,69 +120,24 @@ def test_a_refusal_tells_the_api_servers_words_and_not_the_spec(server: ApiServe
     assert "secret-name" not in str(caught.value)
 
 
-def test_why_a_job_waits_is_told_and_said_again_when_it_waited_too_long(
-    server: ApiServer, launcher: KubeRayLauncher
+@pytest.mark.parametrize(
+    ("status", "message", "is_final"),
+    [
+        (400, "RayJob in version v1 cannot be handled", True),
+        (403, "rayjobs.ray.io is forbidden: cannot create resource", True),
+        (422, "spec.entrypoint: Invalid value", True),
+        (403, "forbidden: exceeded quota: jobs, requested: count/rayjobs.ray.io=1", False),
+        (429, "too many requests", False),
+        (500, "etcd is away", False),
+    ],
+)
+def test_a_rayjob_that_is_refused_as_it_is_is_told_from_one_that_is_refused_for_now(
+    status: int, message: str, is_final: bool, server: ApiServer, launcher: KubeRayLauncher
 ) -> None:
-    launcher.launch(spec())
-    name = rayjob_name(spec().job_id)
-    server.cluster.pods = [waiting_pod(cluster="c1")]
-    server.cluster.set_status(name, jobDeploymentStatus="Initializing", rayClusterName="c1")
-    until(lambda: "ImagePullBackOff (check the image's reference" in launcher.status(spec().job_id).message)
-    server.cluster.pods, launcher._waiting_until = [], 0.0
-    failed = {
-        "jobDeploymentStatus": "Failed",
-        "reason": "PreRunningDeadlineExceeded",
-        "endTime": "2099-01-01T00:00:00Z",
-    }
-    server.cluster.set_status(name, **failed)
-    until(lambda: launcher.status(spec().job_id).state is JobState.FAILED)
-    message = launcher.status(spec().job_id).message
-    assert message.startswith("the Ray cluster was not ready within 900 s: headgroup pod c1-head-x: ImagePullBackOff")
-
-
-def test_a_job_is_stuck_once_none_of_a_group_has_run_for_too_long(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
-    server.cluster.pods = [waiting_pod(cluster="c1")]
-    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Initializing", rayClusterName="c1")
-    until(lambda: launcher._stuck != {} or launcher.status(spec().job_id).is_stuck)
-    assert not launcher.status(spec().job_id).is_stuck
-    ((place, (since, why)),) = launcher._stuck.items()
-    launcher._stuck = {place: (since - 301, why)}
-    assert launcher.status(spec().job_id) == JobStatus(state=JobState.PENDING, message=why, is_stuck=True)
-
-
-def test_a_pod_that_is_stuck_while_another_of_its_group_runs_is_no_end(
-    server: ApiServer, launcher: KubeRayLauncher
-) -> None:
-    launcher.launch(spec())
-    stuck, running = waiting_pod(cluster="c1"), waiting_pod(cluster="c1")
-    running["status"] = {"phase": "Running"}
-    server.cluster.pods = [stuck, running]
-    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", rayClusterName="c1")
-    until(lambda: launcher.status(spec().job_id).state is JobState.PENDING and launcher._waiting != {})
-    assert launcher._stuck == {}
-
-
-def test_pods_that_cannot_be_listed_hide_the_reason_and_not_the_state(
-    server: ApiServer, launcher: KubeRayLauncher
-) -> None:
-    server.cluster.refusals["pods"] = (403, "pods is forbidden")
-    launcher.launch(spec())
-    server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Initializing", rayClusterName="c1")
-    until(lambda: server.cluster.requests["pods"] > 0 or launcher.status(spec().job_id).state is JobState.MISSING)
-    assert launcher.status(spec().job_id) == JobStatus(state=JobState.PENDING)
-
-
-def waiting_pod(*, cluster: str) -> dict[str, Any]:
-    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "registry.example/ray"'}
-    status = {"name": "ray-head", "state": {"waiting": waiting}, "image": "", "imageID": "", "ready": False}
-    return {
-        "metadata": {
-            "name": f"{cluster}-head-x",
-            "labels": {"ray.io/cluster": cluster, "ray.io/group": "headgroup"},
-        },
-        "status": {"phase": "Pending", "containerStatuses": [{**status, "restartCount": 0}]},
-    }
+    server.cluster.refusals["create"] = (status, message)
+    with pytest.raises(LauncherError, match=message) as caught:
+        launcher.launch(spec())
+    assert isinstance(caught.value, LaunchRefusedError) == is_final
 
 
 def test_a_rayjob_that_ended_long_ago_is_deleted(server: ApiServer, open_launcher: Open) -> None:
@@ -299,9 +202,9 @@ def test_a_name_that_was_not_there_can_be_launched(server: ApiServer, launcher: 
 
 
 def test_a_model_without_a_rayjob_is_refused_with_its_accelerator(launcher: KubeRayLauncher) -> None:
-    model = ModelSpec(id="large", source="x", accelerator="a10g")
+    model = ModelSpec(id="larger", source="x", accelerator="a10g")
     assert "a node pool for its accelerator, a10g" in launcher.refusal(model)
-    with pytest.raises(LauncherError, match="large: there is no RayJob"):
+    with pytest.raises(LauncherError, match="larger: there is no RayJob"):
         launcher.launch(replace(spec(), model=model))
 
 

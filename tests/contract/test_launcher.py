@@ -40,6 +40,9 @@ if spec["batch_id"] == "runs":
     time.sleep(600)
 if spec["batch_id"] == "fails":
     sys.exit("\\x1b[31mEngineStartError:\\x1b[0m no such model directory")
+if spec["batch_id"] == "has-no-model":
+    print("MissingModelError: no such model", flush=True)
+    sys.exit(4)
 """
 
 
@@ -149,6 +152,8 @@ def fake_work(spec: JobSpec) -> JobStatus:
         file.write("given\n")
     if spec.batch_id == "fails":
         return JobStatus(state=JobState.FAILED, message="EngineStartError: no such model directory")
+    if spec.batch_id == "has-no-model":
+        return JobStatus(state=JobState.FAILED, message="MissingModelError: no such model", is_final=True)
     return JobStatus(state=JobState.RUNNING if spec.batch_id == "runs" else JobState.SUCCEEDED)
 
 
@@ -211,6 +216,15 @@ def test_a_failed_job_tells_its_last_words(launcher: Launcher, runs: Path) -> No
     status = until(launcher, job.job_id, *OVER)
     assert status.state is JobState.FAILED
     assert status.message.endswith("EngineStartError: no such model directory")
+    assert not status.is_final
+
+
+def test_a_job_without_its_model_has_failed_for_good(launcher: Launcher, runs: Path) -> None:
+    job = spec("has-no-model", runs)
+    launcher.launch(job)
+    status = until(launcher, job.job_id, *OVER)
+    assert (status.state, status.is_final) == (JobState.FAILED, True)
+    assert status.message.endswith("MissingModelError: no such model")
 
 
 def test_a_job_can_be_stopped_and_stopped_again(launcher: Launcher, runs: Path) -> None:

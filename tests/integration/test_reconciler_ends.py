@@ -1,15 +1,18 @@
 """How a batch ends when it is cancelled, its deadline passes or its input file goes, in each of its states."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ray_job.contract.object_keys import batch_prefix, file_key
+from ray_job.contract.object_keys import batch_prefix, file_key, part_key
+from ray_job.contract.parts import part_id
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
 from service.errors import LauncherError
+from service.ports import JobState, JobStatus
 from service.reconciler.steps import step
 from tests.integration.reconciler_harness import BATCH, RUNNING, Stack, commit, line
 
@@ -44,6 +47,17 @@ def finalizing(stack: Stack) -> None:
 def cancelling(stack: Stack) -> None:
     running(stack)
     stack.cancel()
+
+
+def expiring(stack: Stack) -> None:
+    running(stack)
+    deadline(stack)
+
+
+def given_up(stack: Stack) -> None:
+    running(stack)
+    stuck = JobStatus(state=JobState.RUNNING, message="no such image", is_stuck=True)
+    stack.launcher.end(f"{BATCH}-1", stuck)
 
 
 def cancel(stack: Stack) -> None:
@@ -230,5 +244,62 @@ def test_a_launcher_that_is_gone_keeps_a_batch_from_its_end_for_five_minutes_onl
     with pytest.raises(LauncherError):
         stack.advance()
     stack.sql(overdue)
+    with pytest.raises(LauncherError):
+        stack.advance()
+    batch = stack.batch()
+    assert (batch["status"], batch["completed"], batch["parts_deleted_at"]) == (status, 1, None)
+    stack.launcher.is_reachable = True
+    stack.advance()
+    assert stack.launcher.status(f"{BATCH}-1").state is JobState.STOPPED
+    assert stack.advance()["parts_deleted_at"] is not None
+    assert list(stack.store.keys(batch_prefix(BATCH))) == []
+
+
+# State, how it ends, how many lines are in the output and in the error file, how many problems are told.
+DAMAGED: list[tuple[Callable[[Stack], None], str, int, int, int]] = [
+    (finalizing, "failed", 1, 0, 1),
+    (cancelling, "cancelled", 0, 0, 1),
+    (expiring, "expired", 0, 2, 1),
+    (given_up, "failed", 0, 0, 2),
+]
+
+
+@pytest.mark.parametrize(("state", "status", "output", "error", "problems"), DAMAGED)
+def test_a_damaged_part_costs_its_own_lines_and_no_others(  # noqa: PLR0917 - the columns of the table
+    stack: Stack, state: Callable[[Stack], None], status: str, output: int, error: int, problems: int
+) -> None:
+    state(stack)
+    key = part_key(BATCH, part_id([2]))
+    stack.store.put(key, [b"".join(stack.store.read(key))[:-1]])
+    batch = run_to_its_end(stack)
+    assert (batch["status"], batch["completed"], batch["failed"]) == (status, output, error)
+    assert [row["custom_id"] for row in lines_of(stack, batch["output_file_id"])] == ["id-1"] * output
+    assert (len(stack.errors()), batch["error_count"], stack.errors()[-1]["code"]) == (
+        problems,
+        problems,
+        "assembly_failed",
+    )
+    assert f"{output} of 2 lines have a result that can be read" in stack.errors()[-1]["message"]
+    assert key in stack.errors()[-1]["message"]
+
+
+def test_a_damaged_part_whose_lines_stand_in_another_costs_nothing(stack: Stack) -> None:
+    finalizing(stack)
+    commit(stack.store, BATCH, 1, 2)
+    key = part_key(BATCH, part_id([2]))
+    stack.store.put(key, [b"".join(stack.store.read(key))[:-1]])
     batch = stack.advance()
-    assert (batch["status"], batch["completed"]) == (status, 1)
+    assert (batch["status"], batch["completed"], stack.errors()) == ("completed", 2, [])
+
+
+def test_a_workspace_without_room_is_told_once_and_tried_again(stack: Stack, tmp_path: Path) -> None:
+    finalizing(stack)
+    missing = tmp_path / "workspace"
+    stack.context = dataclasses.replace(stack.context, workspace=missing)
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            stack.advance()
+    (event,) = stack.sql("SELECT data ->> 'reason' AS reason FROM batch_events WHERE type = 'batch.waiting'")
+    assert event["reason"].endswith("tried again: No such file or directory")
+    missing.mkdir()
+    assert stack.advance()["status"] == "completed"

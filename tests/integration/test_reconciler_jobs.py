@@ -52,6 +52,7 @@ def test_a_job_that_is_stuck_is_stopped_and_its_batch_fails_with_what_was_commit
     commit(on_gpus.store, BATCH, 2)
     (job,) = on_gpus.launcher.launched
     on_gpus.launcher.end(job.job_id, JobStatus(state=JobState.RUNNING, message="no such image", is_stuck=True))
+    on_gpus.advance()
     batch = on_gpus.advance()
     assert (batch["status"], batch["completed"]) == ("failed", 1)
     assert [error["code"] for error in on_gpus.errors()] == ["job_failed"]
@@ -85,8 +86,25 @@ def test_why_a_job_waits_is_told_once_to_whoever_watches(stack: Stack) -> None:
     assert event["data"] == {"job_id": "batch_1-1", "reason": "v100 pod: 1 Insufficient nvidia.com/gpu"}
 
 
-def test_a_job_that_waits_for_its_gpus_holds_none(stack: Stack) -> None:
-    stack.work = lambda _: JobStatus(state=JobState.PENDING)
+@pytest.mark.parametrize(("reason", "events"), [("no such image", 1), ("1 Insufficient nvidia.com/gpu", 2)])
+def test_after_ten_minutes_it_is_told_when_a_job_waits_for_something_else(
+    stack: Stack, reason: str, events: int
+) -> None:
+    stack.work = lambda _: JobStatus(state=JobState.PENDING, message="no such image")
+    stack.create(line(1))
+    stack.advance()
+    stack.advance()
+    stack.sql("UPDATE batch_events SET at = at - interval '10 min'")
+    stack.launcher.end("batch_1-1", JobStatus(state=JobState.PENDING, message=reason))
+    stack.advance()
+    assert len(stack.sql("SELECT id FROM batch_events WHERE type = 'job.waiting'")) == events
+
+
+@pytest.mark.parametrize(
+    "waiting", [JobStatus(state=JobState.PENDING), JobStatus(state=JobState.RUNNING, is_working=False)]
+)
+def test_a_job_that_waits_for_its_gpus_holds_none(stack: Stack, waiting: JobStatus) -> None:
+    stack.work = lambda _: waiting
     stack.create(line(1))
     stack.advance()
     assert stack.advance()["job_running_since"] is None
@@ -104,6 +122,13 @@ def test_a_batch_that_completes_counts_its_gpu_seconds_in_the_totals(on_gpus: St
 def test_a_cancelled_batch_counts_its_gpu_seconds_too(on_gpus: Stack) -> None:
     on_gpus.cancel()
     on_gpus.advance()
+    assert on_gpus.advance()["status"] == "cancelled"
+    assert totals(on_gpus)["gpu_seconds"] == pytest.approx(60, abs=30)
+
+
+def test_a_job_that_does_not_stop_is_counted_until_it_is_waited_for_no_longer(on_gpus: Stack) -> None:
+    on_gpus.cancel()
+    on_gpus.sql("UPDATE batches SET cancelling_at = now() - interval '6 min'")
     assert on_gpus.advance()["status"] == "cancelled"
     assert totals(on_gpus)["gpu_seconds"] == pytest.approx(60, abs=30)
 

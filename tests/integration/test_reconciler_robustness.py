@@ -148,6 +148,13 @@ def test_with_every_third_call_to_store_and_launcher_failing_each_batch_ends_who
     assert len(working.launcher.launched) == 8
 
 
+def test_a_connection_notices_within_25_seconds_that_its_server_is_lost(pool: Pool) -> None:
+    with pool.connection() as connection:
+        told = connection.info.get_parameters()
+    assert int(told["keepalives_idle"]) + int(told["keepalives_interval"]) * int(told["keepalives_count"]) == 25
+    assert (told["tcp_user_timeout"], told["connect_timeout"]) == ("25000", "5")
+
+
 def test_with_postgres_cutting_all_connections_again_and_again_twenty_batches_end_whole(
     working: Stack, database_url: str, postgres_server_url: str
 ) -> None:

@@ -8,7 +8,7 @@ from ray_job.contract.lines import error_body, response_line
 from ray_job.contract.object_keys import part_key
 from ray_job.contract.parts import PartRow, Usage, encode_part, part_id
 from service.adapters.memory_object_store import MemoryObjectStore
-from service.assembly import Assembled, AssemblyError, assemble, committed_lines
+from service.assembly import Assembled, AssemblyError, assemble, committed_lines, committed_rows
 
 BATCH = "batch_1"
 
@@ -38,10 +38,11 @@ def ids(store: MemoryObjectStore, key: str) -> list[str]:
 
 def test_rows_come_out_in_input_order(tmp_path: Path) -> None:
     store = store_with([row(9), row(2)], [row(5, fails=True), row(1)], [row(3), row(4, fails=True)])
-    done = run(store, tmp_path, expected_lines=6)
+    done = run(store, tmp_path)
     assert ids(store, "output") == ["id-1", "id-2", "id-3", "id-9"]
     assert ids(store, "error") == ["id-4", "id-5"]
     assert (done.completed, done.failed, done.usage) == (4, 2, Usage(input_tokens=60, output_tokens=6))
+    assert (done.found, done.damaged) == (6, [])
 
 
 def test_an_output_without_rows_is_not_written(tmp_path: Path) -> None:
@@ -53,8 +54,8 @@ def test_an_output_without_rows_is_not_written(tmp_path: Path) -> None:
 
 def test_a_line_found_twice_counts_once(tmp_path: Path) -> None:
     store = store_with([row(1, text="first"), row(2)], [row(1, text="second")])
-    done = run(store, tmp_path, expected_lines=2)
-    assert (done.completed, done.usage.input_tokens) == (2, 20)
+    done = run(store, tmp_path)
+    assert (done.completed, done.found, done.usage.input_tokens) == (2, 2, 20)
     assert ids(store, "output") == ["id-1", "id-2"]
 
 
@@ -63,17 +64,12 @@ def test_twice_gives_the_same(tmp_path: Path) -> None:
     assert run(store, tmp_path) == run(store, tmp_path)
 
 
-def test_a_missing_line_is_an_error_when_all_are_expected(tmp_path: Path) -> None:
-    with pytest.raises(AssemblyError, match="1 of 2 lines of batch_1 have a result"):
-        run(store_with([row(1)]), tmp_path, expected_lines=2)
-
-
 def test_lines_that_never_ran_expire_in_input_order(tmp_path: Path) -> None:
     store = store_with([row(4, fails=True), row(1)])
     content = b"".join(b'{"custom_id":"id-%d"}\n' % n if n != 3 else b"\r\n" for n in range(1, 6))
     done = run(store, tmp_path, expire_lines_of=[content[:30], content[30:]])
     assert ids(store, "error") == ["id-2", "id-4", "id-5"]
-    assert (done.completed, done.failed, done.expired) == (1, 3, 2)
+    assert (done.completed, done.failed, done.expired, done.found) == (1, 3, 2, 2)
     expired = json.loads(b"".join(store.read("error")).splitlines()[0])
     assert (expired["response"], expired["error"]["code"]) == (None, "batch_expired")
 
@@ -84,19 +80,32 @@ def test_a_result_for_a_line_that_is_no_request_is_an_error(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cut", [-1, 40])
-def test_a_damaged_part_is_named(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("line", [1, 2, 3])
+def test_a_damaged_part_is_named_and_the_others_are_written(tmp_path: Path, cut: int, line: int) -> None:
+    store = store_with([row(1)], [row(2)], [row(3)])
+    key = part_key(BATCH, part_id([line]))
+    store.put(key, [b"".join(store.read(key))[:cut]])
+    done = run(store, tmp_path)
+    (problem,) = done.damaged
+    assert key in problem
+    assert (done.found, done.usage.input_tokens) == (2, 20)
+    assert ids(store, "output") == [f"id-{number}" for number in (1, 2, 3) if number != line]
+
+
+def test_the_rows_of_damaged_parts_are_none(tmp_path: Path) -> None:
     store = store_with([row(1)])
     key = next(store.keys("batches/"))
-    store.put(key, [b"".join(store.read(key))[:cut]])
-    with pytest.raises(AssemblyError, match=part_id([1])):
-        run(store, tmp_path)
+    store.put(key, [b"".join(store.read(key))[:-1]])
+    with (tmp_path / "spool").open("w+b") as file, pytest.raises(AssemblyError, match="is damaged: its SHA-256"):
+        committed_rows(store, batch_id=BATCH, outcome="completed", file=file)
 
 
-def test_another_batchs_part_is_refused(tmp_path: Path) -> None:
+def test_another_batchs_part_is_left_out(tmp_path: Path) -> None:
     store = MemoryObjectStore()
     store.put(part_key(BATCH, "x"), [encode_part("batch_2", [row(1)])])
-    with pytest.raises(AssemblyError, match="belongs to batch_2"):
-        run(store, tmp_path)
+    done = run(store, tmp_path)
+    assert (done.output, done.found) == (None, 0)
+    assert "belongs to batch_2" in done.damaged[0]
 
 
 def test_nothing_stays_in_the_workspace(tmp_path: Path) -> None:

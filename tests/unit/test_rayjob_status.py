@@ -1,12 +1,14 @@
 """What a RayJob's status means for its batch."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from service.adapters.rayjob_status import job_status, view_of, waiting_pods
 from service.ports import JobState, JobStatus
+
+FAILED_WITH = "Job entrypoint command failed with exit code"
 
 
 def state(deployment: str = "", job: str = "", waiting: str = "", **status: Any) -> JobStatus:
@@ -67,11 +69,42 @@ def test_a_rayjob_that_kuberay_refused_has_ended_when_it_was_made() -> None:
 
 def test_pods_that_kuberay_cannot_make_are_a_reason_to_wait() -> None:
     condition = {"type": "ReplicaFailure", "status": "True", "message": "forbidden: exceeded quota: jobs"}
-    told = state("Initializing", rayClusterStatus={"conditions": [condition]})
+    conditions = {"conditions": [condition]}
+    told = state("Initializing", rayClusterStatus=conditions)
     assert told == JobStatus(state=JobState.PENDING, message="forbidden: exceeded quota: jobs")
+    told = state("Running", "RUNNING", waiting="another", rayClusterStatus=conditions)
+    assert told == JobStatus(state=JobState.RUNNING, message="forbidden: exceeded quota: jobs")
+
+
+def test_a_pod_that_kuberay_cannot_make_has_the_same_reason_each_time() -> None:
+    told = set()
+    for name in ("batch-1-1-gpu-worker-2xk9p", "batch-1-1-gpu-worker-w8cfl"):
+        message = f'FailedCreateWorkerPod\npods "{name}" is forbidden: exceeded quota: jobs'
+        condition = {"type": "ReplicaFailure", "status": "True", "message": message}
+        told.add(state("Running", "RUNNING", rayClusterStatus={"conditions": [condition]}).message)
+    assert told == {"FailedCreateWorkerPod\na pod is forbidden: exceeded quota: jobs"}
+
+
+@pytest.mark.parametrize(
+    ("message", "is_final"),
+    [
+        (f"{FAILED_WITH} 4, last available logs (truncated to 20,000 chars):\nMissingModelError: none", True),
+        (f"{FAILED_WITH} 4. No logs available.", True),
+        (f"{FAILED_WITH} 1, last available logs (truncated to 20,000 chars):\n{FAILED_WITH} 4.", False),
+        (f"{FAILED_WITH} 41. No logs available.", False),
+        ("Unexpected error occurred: the actor died", False),
+    ],
+)
+def test_a_job_whose_model_cannot_be_had_has_failed_for_good(message: str, is_final: bool) -> None:
+    assert state("Failed", "FAILED", reason="AppFailed", message=message).is_final == is_final
 
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+NO_MATCH = "node(s) didn't match Pod's node affinity/selector"
+# Kubernetes 1.34 and older name the taints.
+NOT_READY = "node(s) had untolerated taint {node.kubernetes.io/not-ready: }"
+UNREACHABLE = "node(s) had untolerated taint {node.kubernetes.io/unreachable: }"
+TAINTS = ", ".join(f"1 node(s) had untolerated taint {{example.com/customer-{n}-dedicated-nodes: }}" for n in range(8))
 
 
 def pod(cluster: str = "c1", **status: Any) -> dict[str, Any]:
@@ -103,23 +136,86 @@ def test_a_waiting_pod_tells_why_and_what_to_do(status: dict[str, Any], expected
     assert found.is_stuck == ("Unschedulable" not in expected)
 
 
+def unschedulable(message: str, **annotations: str) -> dict[str, Any]:
+    waiting = pod(
+        conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+    )
+    waiting["metadata"]["annotations"] = {
+        f"cloister.dev/{name.replace('_', '-')}": annotations[name] for name in annotations
+    }
+    return waiting
+
+
 @pytest.mark.parametrize(
-    ("limit_s", "message", "is_stuck"),
+    ("message", "is_stuck"),
     [
-        ("1800", "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector.", True),
-        ("7200", "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector.", False),
-        (None, "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector.", False),
-        ("1800", "0/5 nodes are available: 1 Insufficient nvidia.com/gpu, 4 node(s) didn't match", False),
-        ("1800", "0/5 nodes are available: 1 node(s) were unschedulable, 4 node(s) didn't match", False),
+        (f"0/5 nodes are available: 5 {NO_MATCH}.", True),
+        (f"0/5 nodes are available: 1 node(s) had untolerated taint(s), 4 {NO_MATCH}.", True),
+        (f"0/5 nodes are available: 1 Insufficient nvidia.com/gpu, 4 {NO_MATCH}.", False),
+        (f"0/5 nodes are available: 1 node(s) were unschedulable, 4 {NO_MATCH}.", False),
+        (
+            f"0/5 nodes are available: 1 {NOT_READY}, 4 {NO_MATCH}.",
+            False,
+        ),
+        (
+            f"0/5 nodes are available: 1 {UNREACHABLE}, 4 {NO_MATCH}.",
+            False,
+        ),
+        (f"0/16 nodes are available: {TAINTS}, 8 Insufficient nvidia.com/gpu.", False),
     ],
 )
-def test_a_pod_whose_pool_has_no_node_is_stuck_after_a_time(limit_s: str | None, message: str, is_stuck: bool) -> None:
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    waiting = pod(conditions=[condition])
-    waiting["metadata"]["creationTimestamp"] = "2030-01-01T11:00:00Z"
-    waiting["metadata"]["annotations"] = {"cloister.dev/node-limit-s": limit_s} if limit_s else {}
-    (found,) = waiting_pods([waiting], NOW)
-    assert found.is_stuck == is_stuck
+def test_a_pod_whose_pool_has_no_node_is_stuck_for_as_long_as_it_may_be(message: str, is_stuck: bool) -> None:
+    (found,) = waiting_pods([unschedulable(message, node_limit_s="1800")], NOW)
+    assert (found.is_stuck, found.limit_s) == (is_stuck, 1800 if is_stuck else None)
+    (found,) = waiting_pods([unschedulable(message)], NOW)
+    assert not found.is_stuck
+
+
+def test_a_pod_whose_claim_nobody_made_is_stuck() -> None:
+    message = '0/5 nodes are available: persistentvolumeclaim "weights" not found. preemption: 0/5 nodes are available'
+    (found,) = waiting_pods([unschedulable(message, node_limit_s="1800")], NOW)
+    assert (found.is_stuck, found.limit_s) == (True, None)
+
+
+def test_a_pod_that_waits_is_told_in_few_words() -> None:
+    (found,) = waiting_pods([unschedulable(f"0/16 nodes are available: {TAINTS}, 8 Insufficient nvidia.com/gpu.")], NOW)
+    assert len(found.why) <= 520
+
+
+def test_a_pod_says_how_many_of_its_group_get_on_without_it() -> None:
+    found = waiting_pods([unschedulable("0/5"), unschedulable("0/5", hosts_per_engine="2")], NOW)
+    assert [each.hosts for each in found] == [1, 2]
+
+
+def without_volumes(seconds: int) -> dict[str, Any]:
+    """A pod whose Secret is not there, as long after the node took it."""
+    since = (NOW - timedelta(seconds=seconds)).isoformat()
+    return pod(
+        conditions=[
+            {"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": since},
+            {"type": "Initialized", "status": "False", "reason": "ContainersNotInitialized"},
+            {"type": "PodScheduled", "status": "True"},
+        ],
+        initContainerStatuses=[waits_for("PodInitializing")],
+        containerStatuses=[waits_for("PodInitializing")],
+    )
+
+
+def test_a_pod_whose_volumes_cannot_be_mounted_is_stuck() -> None:
+    (found,) = waiting_pods([without_volumes(90)], NOW)
+    assert found.why.startswith("gpu pod p1: PodReadyToStartContainers (")
+    assert "a Secret" in found.why
+    assert found.is_stuck
+
+
+def test_a_pod_whose_node_only_took_it_has_no_reason() -> None:
+    assert waiting_pods([without_volumes(5)], NOW) == []
+
+
+def test_a_pod_that_is_being_deleted_waits_for_nothing() -> None:
+    going = without_volumes(90)
+    going["metadata"]["deletionTimestamp"] = NOW.isoformat()
+    assert waiting_pods([going], NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +227,16 @@ def test_a_pod_whose_pool_has_no_node_is_stuck_after_a_time(limit_s: str | None,
             "initContainerStatuses": [waits_for("PodInitializing")],
         },
         {"conditions": [{"type": "PodScheduled", "status": "True"}]},
+        {
+            "conditions": [
+                {
+                    "type": "PodReadyToStartContainers",
+                    "status": "True",
+                    "lastTransitionTime": "2030-01-01T11:00:00Z",
+                }
+            ],
+            "initContainerStatuses": [waits_for("PodInitializing")],
+        },
     ],
 )
 def test_a_pod_that_is_on_its_way_has_no_reason(status: dict[str, Any]) -> None:
@@ -138,12 +244,17 @@ def test_a_pod_that_is_on_its_way_has_no_reason(status: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deployment", "expected"),
-    [("Initializing", JobState.PENDING), ("Running", JobState.RUNNING)],
+    ("deployment", "job", "expected"),
+    [
+        ("Initializing", "", JobState.PENDING),
+        ("Running", "PENDING", JobState.PENDING),
+        ("Running", "RUNNING", JobState.RUNNING),
+    ],
 )
-def test_a_job_that_is_stuck_says_so_whether_it_runs_or_not(deployment: str, expected: JobState) -> None:
-    rayjob = {"metadata": {"name": "a"}, "status": {"jobDeploymentStatus": deployment, "jobStatus": "RUNNING"}}
-    told = job_status(view_of(rayjob), "no such image", is_stuck=True)
+def test_a_job_that_is_stuck_says_so_whether_it_runs_or_not(deployment: str, job: str, expected: JobState) -> None:
+    condition = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: jobs"}
+    status = {"jobDeploymentStatus": deployment, "jobStatus": job, "rayClusterStatus": {"conditions": [condition]}}
+    told = job_status(view_of({"metadata": {"name": "a"}, "status": status}), "no such image", is_stuck=True)
     assert told == JobStatus(state=expected, message="no such image", is_stuck=True)
 
 
@@ -151,3 +262,13 @@ def test_how_long_a_pod_may_be_stuck_stands_in_the_rayjob() -> None:
     annotations = {"cloister.dev/stuck-limit-s": "60"}
     assert view_of({"metadata": {"name": "a", "annotations": annotations}}).stuck_limit_s == 60
     assert view_of({"metadata": {"name": "a"}}).stuck_limit_s == 300
+
+
+def test_the_groups_that_hold_gpus_stand_in_the_rayjob() -> None:
+    groups = [
+        {"groupName": name, "template": {"spec": {"containers": [{"name": "ray", "resources": {"limits": limits}}]}}}
+        for name, limits in (("cpu", {"cpu": "2"}), ("v100", {"cpu": "4", "nvidia.com/gpu": "1"}))
+    ]
+    view = view_of({"metadata": {"name": "a"}, "spec": {"rayClusterSpec": {"workerGroupSpecs": groups}}})
+    assert view.gpu_groups == {"v100"}
+    assert view_of({"metadata": {"name": "a"}}).gpu_groups == frozenset()

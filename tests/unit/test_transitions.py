@@ -12,12 +12,14 @@ from service.transitions import (
     Decision,
     Fail,
     Finalize,
+    GiveUp,
     Launch,
     NextAttempt,
     StopJob,
     Validate,
     Wait,
     after_failed_attempt,
+    after_refused_launch,
     backoff,
     decide,
     is_allowed,
@@ -96,9 +98,65 @@ def test_the_truth_table_of_decisions(
 def test_a_job_that_is_stuck_ends_its_batch_with_the_reason(state: JobState) -> None:
     batch = BatchView(status=BatchStatus.IN_PROGRESS, expires_at=LATER, attempt=1)
     following = decide(batch, JobStatus(state=state, message="no such image", is_stuck=True), NOW)
-    assert isinstance(following, Fail)
+    assert isinstance(following, GiveUp)
     assert following.code == "job_failed"
     assert "cannot run: no such image. Once that is put right" in following.message
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.RUNNING])
+def test_a_job_that_is_stuck_is_waited_for_where_lines_have_a_result(state: JobState) -> None:
+    batch = BatchView(status=BatchStatus.IN_PROGRESS, expires_at=LATER, attempt=1, has_results=True)
+    assert decide(batch, JobStatus(state=state, message="no such image", is_stuck=True), NOW) == Wait()
+
+
+def test_a_job_that_would_fail_again_ends_its_batch_with_its_last_words() -> None:
+    batch = BatchView(status=BatchStatus.IN_PROGRESS, expires_at=LATER, attempt=1, has_results=True)
+    following = decide(batch, JobStatus(state=JobState.FAILED, message="no such model", is_final=True), NOW)
+    assert following == GiveUp(
+        "job_failed",
+        "The batch's job failed, and would fail again: no such model. Once that is put right, create the batch again.",
+    )
+
+
+REASON = GiveUp("job_failed", "no such image")
+
+# given up at, deadline, launch_after, job state, what to do
+GIVING_UP: list[tuple[datetime, datetime, datetime | None, str, Decision]] = [
+    (JUST_NOW, LATER, None, "pending", StopJob()),
+    (JUST_NOW, LATER, None, "running", StopJob()),
+    (JUST_NOW, LATER, None, "succeeded", Fail(REASON)),
+    (JUST_NOW, LATER, None, "failed", Fail(REASON)),
+    (JUST_NOW, LATER, None, "stopped", Fail(REASON)),
+    (JUST_NOW, LATER, None, "missing", Fail(REASON)),
+    (JUST_NOW, LATER, EARLIER, "running", StopJob()),
+    (JUST_NOW, LATER, EARLIER, "missing", Fail(REASON)),
+    (JUST_NOW, EARLIER, None, "running", StopJob()),
+    (JUST_NOW, EARLIER, None, "missing", Fail(REASON)),
+    (EARLIER, LATER, None, "running", Fail(REASON)),
+]
+
+
+@pytest.mark.parametrize(("giving_up_at", "expires_at", "launch_after", "job", "expected"), GIVING_UP)
+def test_the_truth_table_of_giving_up(
+    giving_up_at: datetime, expires_at: datetime, launch_after: datetime | None, job: str, expected: Decision
+) -> None:
+    batch = BatchView(
+        status=BatchStatus.IN_PROGRESS,
+        expires_at=expires_at,
+        attempt=1,
+        launch_after=launch_after,
+        giving_up_at=giving_up_at,
+        giving_up=REASON,
+    )
+    assert needs_job_status(batch, NOW)
+    assert decide(batch, JobStatus(state=JobState(job), message="last words", is_stuck=True), NOW) == expected
+
+
+def test_a_batch_that_is_cancelled_while_it_is_given_up_is_cancelled() -> None:
+    batch = BatchView(
+        status=BatchStatus.CANCELLING, expires_at=LATER, attempt=1, giving_up_at=JUST_NOW, giving_up=REASON
+    )
+    assert decide(batch, JobStatus(state=JobState.STOPPED), NOW) == Assemble()
 
 
 @pytest.mark.parametrize("status", ["cancelling", "in_progress"])
@@ -156,9 +214,24 @@ def test_new_parts_make_earlier_failures_forgotten() -> None:
 def test_the_fourth_failure_without_new_parts_fails_the_batch_with_the_jobs_last_words() -> None:
     batch = running(failed_attempts=3, committed_parts=5)
     following = after_failed_attempt(batch, message="CUDA out of memory", parts=5, now=NOW)
-    assert isinstance(following, Fail)
+    assert isinstance(following, GiveUp)
     assert following.code == "job_failed"
     assert following.message.endswith("The last one said: CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("refused_at", "is_given_up"),
+    [(None, False), (NOW - timedelta(minutes=29), False), (NOW - timedelta(minutes=30), True)],
+)
+def test_a_launch_that_is_refused_for_half_an_hour_ends_its_batch(
+    refused_at: datetime | None, is_given_up: bool
+) -> None:
+    batch = BatchView(
+        status=BatchStatus.IN_PROGRESS, expires_at=LATER, attempt=1, launch_after=NOW, launch_refused_at=refused_at
+    )
+    following = after_refused_launch(batch, message="answered 403: forbidden", now=NOW)
+    assert (following is not None) == is_given_up
+    assert following is None or "was refused for 30 minutes: answered 403: forbidden. Once" in following.message
 
 
 def test_backoff_doubles_up_to_a_minute() -> None:

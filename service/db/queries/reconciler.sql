@@ -30,7 +30,9 @@ SELECT EXISTS (SELECT FROM batches WHERE parts_deleted_at IS NULL) AS is_so
 
 -- name: batch_to_reconcile
 SELECT id, project_id, endpoint, input_file_id, output_expires_after_s, status, model, expires_at, cancelling_at,
-       finalizing_at, total, attempt, failed_attempts, committed_parts, launch_after, created_at, job_running_since
+       finalizing_at, total, attempt, failed_attempts, committed_parts, launch_after, created_at, job_running_since,
+       completed + failed + committed_parts > 0 AS has_results,
+       launch_refused_at, giving_up_at, giving_up_code, giving_up_message
 FROM batches WHERE id = %(batch_id)s
 
 -- name: beat
@@ -71,7 +73,7 @@ FROM free
 
 -- name: job_was_launched
 WITH launched AS (
-    UPDATE batches SET launch_after = NULL, gpus = %(gpus)s
+    UPDATE batches SET launch_after = NULL, launch_refused_at = NULL, gpus = %(gpus)s
     WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status IN ('in_progress', 'cancelling')
         AND launch_after IS NOT NULL
     RETURNING id, project_id, model
@@ -85,7 +87,9 @@ WITH launched AS (
 SELECT id FROM launched
 
 -- name: postpone_launch
-UPDATE batches SET launch_after = %(launch_after)s
+UPDATE batches
+SET launch_after = %(launch_after)s,
+    launch_refused_at = CASE WHEN %(refused)s THEN coalesce(launch_refused_at, %(now)s) END
 WHERE id = %(batch_id)s AND attempt = %(attempt)s AND launch_after IS NOT NULL
 
 -- name: job_runs
@@ -104,7 +108,14 @@ WHERE id = %(batch_id)s AND attempt = %(attempt)s AND job_running_since IS NOT N
 UPDATE batches
 SET attempt = attempt + 1, launch_after = %(launch_after)s, failed_attempts = %(failed_attempts)s,
     committed_parts = %(committed_parts)s, rows_per_s = NULL, progress_at = NULL
-WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress'
+WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress' AND giving_up_at IS NULL
+RETURNING id
+
+-- name: give_up_batch
+-- A launch that was still due is not: where it was done and not noted, its job is stopped like any other.
+UPDATE batches
+SET giving_up_at = %(now)s, giving_up_code = %(code)s, giving_up_message = %(message)s, launch_after = NULL
+WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress' AND giving_up_at IS NULL
 RETURNING id
 
 -- name: finalize_batch
@@ -136,13 +147,17 @@ FROM projects WHERE id = %(project_id)s
 UPDATE batches SET parts_deleted_at = %(now)s
 WHERE id = %(batch_id)s AND status IN ('failed', 'completed', 'expired', 'cancelled')
 
--- name: job_waits
--- Once for each job: why it waits changes with every node that comes or goes.
+-- name: batch_waits
+-- Why it waits may change with every node that comes or goes, and is not told anew before ten minutes have passed.
 INSERT INTO batch_events (batch_id, at, type, data)
-SELECT %(batch_id)s, %(now)s, 'job.waiting', jsonb_build_object('job_id', %(job_id)s::text, 'reason', %(reason)s::text)
+SELECT %(batch_id)s, %(now)s, %(type)s, jsonb_build_object('job_id', %(job_id)s::text, 'reason', %(reason)s::text)
 WHERE NOT EXISTS (
-    SELECT FROM batch_events
-    WHERE batch_id = %(batch_id)s AND type = 'job.waiting' AND data ->> 'job_id' = %(job_id)s
+    SELECT FROM (
+        SELECT at, data ->> 'reason' AS reason FROM batch_events
+        WHERE batch_id = %(batch_id)s AND type = %(type)s AND data ->> 'job_id' = %(job_id)s
+        ORDER BY id DESC LIMIT 1
+    ) AS told
+    WHERE reason = %(reason)s OR at > %(now)s - interval '10 min'
 )
 
 -- name: insert_batch_event

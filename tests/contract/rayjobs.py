@@ -1,0 +1,46 @@
+"""The jobs of the KubeRay launcher's tests: their templates and their specs."""
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+
+TEMPLATE: dict[str, Any] = {
+    "metadata": {"namespace": "jobs"},
+    "spec": {
+        "entrypoint": "sleep 600",
+        "preRunningDeadlineSeconds": 900,
+        "deletionStrategy": {"deletionRules": [{"policy": "DeleteSelf", "condition": {"ttlSeconds": 600}}]},
+        "rayClusterSpec": {"headGroupSpec": {"template": {"spec": {"containers": [{"env": []}]}}}},
+    },
+}
+GPU_TEMPLATE = copy.deepcopy(TEMPLATE)
+GPU_TEMPLATE["spec"]["rayClusterSpec"]["workerGroupSpecs"] = [
+    {
+        "groupName": "v100",
+        "template": {"spec": {"containers": [{"name": "ray", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}},
+    }
+]
+TEMPLATES = {"demo": TEMPLATE, "large": GPU_TEMPLATE}
+
+
+def spec(number: int = 1, *, model: str = "demo") -> JobSpec:
+    return JobSpec(
+        job_id=f"batch_{number:032x}-1",
+        batch_id=f"batch_{number:032x}",
+        attempt=1,
+        endpoint="/v1/completions",
+        input_key="files/secret-name",
+        object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
+        database_url="",
+        model=ModelSpec(id=model, source="x"),
+    )
+
+
+def until(done: Callable[[], bool], *, within_s: float = 10) -> None:
+    end = time.monotonic() + within_s
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
