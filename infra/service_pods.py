@@ -99,6 +99,7 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
         "CLOISTER_LAUNCHER": "kuberay",
         "CLOISTER_KUBERNETES_NAMESPACE": settings.names.jobs_namespace,
         "CLOISTER_RAY_JOB_TEMPLATES": _TEMPLATES_DIRECTORY,
+        "CLOISTER_WORKSPACE_GIB": str(settings.workspace_gib),
     }
     part = _Part(
         name=RECONCILER,

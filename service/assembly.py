@@ -6,11 +6,9 @@ the object store. Doing it twice gives the same objects, so a process that dies 
 
 import hashlib
 import os
-import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO, Final
 
 import orjson
@@ -20,6 +18,7 @@ from ray_job.contract.lines import BATCH_EXPIRED, Outcome, error_line
 from ray_job.contract.object_keys import parts_prefix
 from ray_job.contract.parts import PartError, PartHeader, Usage, decode_header
 from service.ports import ObjectStore, StoredObject
+from service.workspace import Workspace
 
 _CHUNK_BYTES: Final = 1 << 18
 _MAX_HEADER_BYTES: Final = 1 << 26
@@ -62,6 +61,7 @@ class _Spool:
     """The rows of all parts in one file, and where each stands. Rows of a line found twice are left out."""
 
     file: BinaryIO
+    claim: Callable[[int], None] = lambda _: None
     lines: "array[int]" = field(default_factory=lambda: array("Q"))
     offsets: "array[int]" = field(default_factory=lambda: array("Q"))
     lengths: "array[int]" = field(default_factory=lambda: array("Q"))
@@ -153,7 +153,7 @@ def assemble(
     batch_id: str,
     output_key: str,
     error_key: str,
-    workspace: Path,
+    workspace: Workspace,
     expire_lines_of: Iterable[bytes] | None = None,
     before_writing: Callable[[], None] = lambda: None,
 ) -> Assembled:
@@ -164,7 +164,7 @@ def assemble(
         batch_id: the batch.
         output_key: the key of the output file.
         error_key: the key of the error file.
-        workspace: a directory on disk with room for all parts; nothing stays in it.
+        workspace: where all parts are copied to; nothing stays in it.
         expire_lines_of: the input file, to be read more than once; each request in it without a result gets a
             ``batch_expired`` line.
         before_writing: called once all parts are read and before a file is written; what it raises ends the assembly.
@@ -175,14 +175,14 @@ def assemble(
         OSError: the workspace has no room.
     """
     damaged: list[str] = []
-    with tempfile.TemporaryFile(dir=workspace) as file:
-        spool = _Spool(file=file)
+    with workspace.open() as opened:
+        spool = _Spool(file=opened.file, claim=opened.claim)
         for key in store.keys(parts_prefix(batch_id)):
             try:
                 _add_part(spool, store, key, batch_id)
             except AssemblyError as problem:
                 damaged.append(str(problem))
-        file.flush()
+        spool.file.flush()
         before_writing()
         rows_failed = sum(spool.is_failed)
         counter = _Counter()
@@ -285,6 +285,8 @@ def _add_part(spool: _Spool, store: ObjectStore, key: str, batch_id: str, *, onl
     header, rest = _read_header(chunks, key, batch_id)
     if only is not None and only not in header.outcomes:
         return
+    expected_bytes = sum(header.lengths) + len(header.lengths)
+    spool.claim(expected_bytes)
     start = spool.file.seek(0, os.SEEK_END)
     digest = hashlib.sha256(rest)
     size_bytes = spool.file.write(rest)
@@ -293,6 +295,6 @@ def _add_part(spool: _Spool, store: ObjectStore, key: str, batch_id: str, *, onl
         size_bytes += spool.file.write(chunk)
     if digest.hexdigest() != header.sha256:
         raise AssemblyError(f"part {key} is damaged: its SHA-256 is not the one in its header")
-    if size_bytes != sum(header.lengths) + len(header.lengths):
+    if size_bytes != expected_bytes:
         raise AssemblyError(f"part {key} is damaged: its rows do not have the lengths in its header")
     spool.add(header, start)

@@ -20,6 +20,7 @@ LauncherKind = Literal["ray_jobs", "kuberay"]
 _MAX_PORT: Final = 65_535
 _MAX_DAYS: Final = 3_650
 _MAX_JOBS: Final = 10_000
+_MAX_GIB: Final = 100_000
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -53,6 +54,8 @@ class Settings:
             batches that have ended are kept, unless their project says otherwise.
         health_port: CLOISTER_HEALTH_PORT, the TCP port on which the reconciler answers /healthz, /readyz and
             /metrics; 0, the default, for none.
+        workspace_bytes: CLOISTER_WORKSPACE_GIB, how much disk below TMPDIR the results of batches that end at the
+            same time may take; 0, the default, for all that there is, which is None here.
         log_level: CLOISTER_LOG_LEVEL, the least important level that is logged.
     """
 
@@ -71,6 +74,7 @@ class Settings:
     max_running_jobs: int
     retention_days: int
     health_port: int
+    workspace_bytes: int | None
     log_level: LogLevel
 
 
@@ -119,6 +123,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     max_running_jobs = whole_number("CLOISTER_MAX_RUNNING_JOBS", 2, 1, _MAX_JOBS)
     retention_days = whole_number("CLOISTER_RETENTION_DAYS", 30, 1, _MAX_DAYS)
     health_port = whole_number("CLOISTER_HEALTH_PORT", 0, 0, _MAX_PORT)
+    workspace_gib = whole_number("CLOISTER_WORKSPACE_GIB", 0, 0, _MAX_GIB)
     ray_address = environment.get("CLOISTER_RAY_ADDRESS", "http://127.0.0.1:8265")
     if urlsplit(ray_address).scheme not in {"http", "https"}:
         problems.append(f"CLOISTER_RAY_ADDRESS must start with http:// or https://, not {ray_address!r}")
@@ -145,6 +150,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         max_running_jobs=max_running_jobs,
         retention_days=retention_days,
         health_port=health_port,
+        workspace_bytes=workspace_gib * 2**30 or None,
         log_level=cast("LogLevel", log_level),
     )
 

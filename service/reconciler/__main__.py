@@ -18,6 +18,7 @@ from service.reconciler.context import Context
 from service.reconciler.health import serve_health
 from service.reconciler.loop import run
 from service.settings import Settings, read_settings
+from service.workspace import Workspace
 
 logger = structlog.get_logger(__name__)
 
@@ -58,7 +59,7 @@ def _run(settings: Settings) -> None:
             launcher=launcher,
             catalogue=backends.catalogue,
             job_database_url=settings.job_database_url,
-            workspace=Path(tempfile.gettempdir()),
+            workspace=Workspace(Path(tempfile.gettempdir()), settings.workspace_bytes),
             max_running_jobs=settings.max_running_jobs,
             retention_s=settings.retention_days * 24 * 3600,
             stopping=stopping,

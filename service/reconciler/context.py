@@ -3,13 +3,13 @@
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from threading import Event
 
 from service.db import Pool
 from service.model_catalogue import Catalogue
 from service.ports import Launcher, ObjectStore
 from service.reconciler.metrics import Metrics
+from service.workspace import Workspace
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Context:
         launcher: runs jobs.
         catalogue: the models.
         job_database_url: what jobs are given to report progress; empty for none.
-        workspace: a directory on disk for temporary files, as large as the results of the largest batches.
+        workspace: where results are put together, with room for those of the largest batches.
         max_running_jobs: more jobs than this are not launched; projects take turns. On a Ray that is too small for
             all of them, jobs that hold a part of what they need would block each other for ever.
         retention_s: how long batches that have ended and their files are kept where nothing else says so.
@@ -45,7 +45,7 @@ class Context:
     launcher: Launcher
     catalogue: Catalogue
     job_database_url: str
-    workspace: Path
+    workspace: Workspace
     max_running_jobs: int = 2
     retention_s: int = 30 * 24 * 3600
     first_pause_s: float = 1.0

@@ -134,6 +134,10 @@ def test_temporary_files_have_the_room_that_the_stack_file_gives_them(name: str)
         assert resources["limits"]["ephemeral-storage"] == resources["requests"]["ephemeral-storage"] == f"{gib + 1}Gi"
 
 
+def test_the_reconciler_takes_no_more_room_than_there_is() -> None:
+    assert environment(previewed(workspace_gib=40), "reconciler")["CLOISTER_WORKSPACE_GIB"] == "40"
+
+
 def test_the_ingress_takes_the_largest_upload_by_tls_and_shows_openais_paths_only() -> None:
     (ingress,) = preview("v100-and-a10g").of_type("Ingress")
     spec = ingress.inputs["spec"]

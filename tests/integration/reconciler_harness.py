@@ -20,6 +20,7 @@ from service.ports import JobState, JobStatus, ObjectStore
 from service.reconciler.context import Context
 from service.reconciler.loop import run
 from service.reconciler.steps import advance
+from service.workspace import Workspace
 
 CHAT = "/v1/chat/completions"
 BATCH = "batch_1"
@@ -60,7 +61,7 @@ class Stack:
             launcher=self.launcher,
             catalogue=Catalogue(models={"demo": CatalogueModel(spec=ModelSpec(id="demo", source="x"))}),
             job_database_url="",
-            workspace=workspace,
+            workspace=Workspace(workspace),
             **settings,
         )
 

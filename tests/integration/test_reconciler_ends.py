@@ -14,6 +14,7 @@ from service.db import Pool
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus
 from service.reconciler.steps import step
+from service.workspace import Workspace
 from tests.integration.reconciler_harness import BATCH, RUNNING, Stack, commit, line
 
 
@@ -295,7 +296,7 @@ def test_a_damaged_part_whose_lines_stand_in_another_costs_nothing(stack: Stack)
 def test_a_workspace_without_room_is_told_once_and_tried_again(stack: Stack, tmp_path: Path) -> None:
     finalizing(stack)
     missing = tmp_path / "workspace"
-    stack.context = dataclasses.replace(stack.context, workspace=missing)
+    stack.context = dataclasses.replace(stack.context, workspace=Workspace(missing))
     for _ in range(2):
         with pytest.raises(FileNotFoundError):
             stack.advance()

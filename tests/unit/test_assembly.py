@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from ray_job.contract.object_keys import part_key
 from ray_job.contract.parts import PartRow, Usage, encode_part, part_id
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.assembly import Assembled, AssemblyError, assemble, committed_lines, committed_rows
+from service.workspace import Workspace
 
 BATCH = "batch_1"
 
@@ -28,7 +30,8 @@ def store_with(*parts: list[PartRow]) -> MemoryObjectStore:
     return store
 
 
-def run(store: MemoryObjectStore, workspace: Path, **options: Any) -> Assembled:
+def run(store: MemoryObjectStore, directory: Path, *, size_bytes: int | None = None, **options: Any) -> Assembled:
+    workspace = Workspace(directory, size_bytes)
     return assemble(store, batch_id=BATCH, output_key="output", error_key="error", workspace=workspace, **options)
 
 
@@ -50,6 +53,26 @@ def test_an_output_without_rows_is_not_written(tmp_path: Path) -> None:
     done = run(store, tmp_path)
     assert done.output is None
     assert list(store.keys("")) == ["batches/batch_1/parts/" + part_id([1]), "error"]
+
+
+def test_results_that_have_no_room_are_refused_before_they_are_written(tmp_path: Path) -> None:
+    store = store_with([row(1)], [row(2)])
+    size = len(row(1).data) + 1
+    with pytest.raises(OSError, match="raise workspace_gib of the stack") as refused:
+        run(store, tmp_path, size_bytes=2 * size - 1)
+    assert refused.value.errno == errno.ENOSPC
+    assert run(store, tmp_path, size_bytes=2 * size).completed == 2
+
+
+def test_room_is_shared_and_given_back(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path, 10)
+    with workspace.open() as first, workspace.open() as second:
+        first.claim(6)
+        with pytest.raises(OSError, match="10 bytes"):
+            second.claim(5)
+        second.claim(4)
+    with workspace.open() as last:
+        last.claim(10)
 
 
 def test_a_line_found_twice_counts_once(tmp_path: Path) -> None:

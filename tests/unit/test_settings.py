@@ -23,6 +23,11 @@ def test_the_rest_has_defaults() -> None:
     assert settings.ray_address == "http://127.0.0.1:8265"
 
 
+def test_the_workspace_is_all_of_the_disk_unless_told_otherwise() -> None:
+    assert read_settings(REQUIRED).workspace_bytes is None
+    assert read_settings({**REQUIRED, "CLOISTER_WORKSPACE_GIB": "3"}).workspace_bytes == 3 * 2**30
+
+
 def test_a_password_is_not_shown() -> None:
     assert "secret" not in repr(read_settings(REQUIRED))
 
