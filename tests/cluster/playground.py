@@ -103,7 +103,8 @@ def up(output: Path) -> None:
     images = build_images(output / "images", programs)
     make_demo_model(_DEMO_MODEL)
     tell("two nodes")
-    control_plane = start_cluster(programs, images).control_plane
+    cluster = start_cluster(programs, images)
+    control_plane = cluster.control_plane
     directory = STATE / "stack"
     directory.mkdir()
     with (
@@ -118,6 +119,7 @@ def up(output: Path) -> None:
         deployment.stack.up()
         tell("the model's weights, an API key")
         upload_weights(api, _DEMO_MODEL)
+        cluster.wait_for_ray()
         api_key = first_key(deployment, control_plane)
         usage = _USAGE.format(
             kubeconfig=control_plane.kubeconfig,

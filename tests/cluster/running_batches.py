@@ -6,7 +6,7 @@ from tests.cluster.batches import chat_lines, done, submit, wait, wait_for_end
 from tests.cluster.whole_stack import WholeStack
 
 # The first lasts for all that the tests do on a slow machine; on a fast one others follow.
-_FIRST: Final = 1_200
+_FIRST: Final = 1_600
 _NEXT: Final = 600
 # Lines that are not done yet when somebody asks: what he does then has its effect before the batch is over.
 _LEFT: Final = 250

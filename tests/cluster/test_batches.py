@@ -22,7 +22,6 @@ from tests.cluster.batches import (
     events,
     line,
     results,
-    retrieve,
     submit,
     wait,
     wait_for_end,
@@ -42,8 +41,7 @@ pytestmark = [
 # Those of `make demo`, ten of them bad in ways that only the engine can tell, and more until there are 500.
 LINES = [*demo_lines("demo"), *(line(f"more-{n}", chat(f"What is {n}?", max_tokens=16)) for n in range(260))]
 ABSENT = "localhost/cloister/ray-cpu@sha256:" + "9" * 64
-# They are on their way while the service rolls, also on a fast machine.
-SECOND = 320
+SECOND = 160
 # The work of many minutes.
 CANCELLED = 3_000
 STARTED_S = 500
@@ -131,8 +129,8 @@ def test_two_batches_at_once_complete_while_a_changed_setting_rolls_the_service_
 ) -> None:
     first = submit(whole_stack, LINES)
     second = submit(whole_stack, chat_lines(SECOND, tokens=128, name="second"))
-    wait(whole_stack, second, lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
-    assert retrieve(whole_stack, first).status in ("in_progress", "finalizing", "completed")
+    # Engines take longer to start than the service to roll, however fast the machine is.
+    until(lambda: {first, second} <= rayjobs(node_api).keys(), "both are launched", within_s=120)
     before = templates(node_api)
     use_ray_image(whole_stack, node_api, ABSENT, jobs={"stuck_limit_s": 20})
     assert {name for name, template in templates(node_api).items() if template != before[name]} == {"api", "reconciler"}

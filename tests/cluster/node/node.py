@@ -47,6 +47,10 @@ class Node:
         """Starts containerd and gives it images; it needs no API server yet."""
         self._namespaces = self._start(namespaces(self._layout))
         self._start(containerd(self._layout, self._namespaces, pause_image=pause_image))
+        self.add_images(images)
+
+    def add_images(self, images: Iterable[Image]) -> None:
+        """Gives its pods more images."""
         for image in images:
             import_image(image, socket=self.runtime)
 

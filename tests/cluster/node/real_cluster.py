@@ -1,7 +1,7 @@
 """A whole Kubernetes with two real nodes on this machine."""
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -12,15 +12,14 @@ from tests.cluster.images.image import Image
 from tests.cluster.node.dns import dns_manifests
 from tests.cluster.node.host import HostError, missing_programs, prepare, remove_everything, why_not
 from tests.cluster.node.kube_proxy import kube_proxy
-from tests.cluster.node.layout import CONTROL_PLANE, NODES, NodeLayout
+from tests.cluster.node.layout import CONTROL_PLANE, NODES
 from tests.cluster.node.network import allow_forwarding
 from tests.cluster.node.node import Node
 from tests.cluster.node.storage import make_volumes
 from tests.cluster.node.waiting import wait_until_available, wait_until_node_ready
 
-_SYSTEM, _CPU = NODES
+_SYSTEM = NODES[0]
 _RAY: Final = "ray-cpu"
-_PAUSE: Final = "pause"
 
 
 class RealCluster:
@@ -28,8 +27,10 @@ class RealCluster:
 
     Attributes:
         control_plane: as of any cluster of these tests.
-        nodes: by name; ``node-1`` has volumes and DNS, ``node-2`` Ray's image.
+        nodes: by name; ``node-1`` has volumes and DNS, ``node-2`` Ray's image, and that only after ``wait_for_ray``.
     """
+
+    _ray: Future[None]
 
     def __init__(self, programs: Path) -> None:
         CONTROL_PLANE.mkdir()
@@ -39,20 +40,28 @@ class RealCluster:
         )
 
     def start(self, images: Mapping[str, Image]) -> None:
-        """Starts everything, and returns once pods can run."""
+        """Starts everything, and returns once pods can run, but for those of Ray.
+
+        Their image is so big that only one node gets it, and takes as long to unpack as a stack takes to start.
+        """
         for node in self.nodes.values():
             node.make()
         allow_forwarding(_SYSTEM)
-        pause = images["pause"].reference
+        pause = images["pause"]
+        others = [image for name, image in images.items() if name != _RAY]
+        system, cpu = (self.nodes[layout.name] for layout in NODES)
         with ThreadPoolExecutor() as pool:
             runtimes = [
-                pool.submit(self.nodes[layout.name].start_runtime, [images[name] for name in names], pause_image=pause)
-                for layout, names in _images_of_nodes(images).items()
+                pool.submit(system.start_runtime, others, pause_image=pause.reference),
+                pool.submit(cpu.start_runtime, [pause], pause_image=pause.reference),
             ]
             for each in self._processes:
                 each.start()
             for runtime in runtimes:
                 runtime.result()
+        in_background = ThreadPoolExecutor(max_workers=1)
+        self._ray = in_background.submit(cpu.add_images, [images[_RAY]] if _RAY in images else [])
+        in_background.shutdown(wait=False)
         for node in self.nodes.values():
             node.join(self.control_plane)
         with KubernetesApi(self.control_plane.kubeconfig) as api:
@@ -64,6 +73,10 @@ class RealCluster:
             for body in (*make_volumes(_SYSTEM), *dns_manifests(_SYSTEM, images["coredns"].reference)):
                 api.create(body)
             wait_until_available(api, "coredns", "kube-system")
+
+    def wait_for_ray(self) -> None:
+        """Waits until pods of Ray can run too."""
+        self._ray.result()
 
     def stop(self) -> None:
         """Ends all processes; what they made stays."""
@@ -105,8 +118,3 @@ def start_cluster(programs: Path, images: Mapping[str, Image]) -> RealCluster:
         remove_everything()
         raise
     return cluster
-
-
-def _images_of_nodes(images: Mapping[str, Image]) -> dict[NodeLayout, list[str]]:
-    """Ray's image is so big that only one node gets it."""
-    return {_SYSTEM: sorted(images.keys() - {_RAY}), _CPU: sorted(images.keys() & {_RAY, _PAUSE})}
