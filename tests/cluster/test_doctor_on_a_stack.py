@@ -22,7 +22,7 @@ MISSING_HERE = {"metrics", "network policies"}
 def test_the_doctor_finds_nothing_but_what_this_machine_has_not(
     whole_stack: WholeStack, programs: Path, batches: RunningBatches
 ) -> None:
-    # A stack at work. Later tests need the batch too, and the doctor's own takes as long to start.
+    # Two batches at once, both of which complete: the faults are the other one's.
     batches.begin()
     environment = {
         **os.environ,

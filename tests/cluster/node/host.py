@@ -237,7 +237,7 @@ def _record() -> dict[str, Any]:
 
 
 def _is_of_this_boot(record: Mapping[str, Any]) -> bool:
-    return record["boot"] == _boot_id()
+    return bool(record["boot"] == _boot_id())
 
 
 def _boot_id() -> str:
