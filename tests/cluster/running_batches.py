@@ -6,10 +6,10 @@ from tests.cluster.batches import chat_lines, done, submit, wait, wait_for_end
 from tests.cluster.whole_stack import WholeStack
 
 # The first lasts for all that the tests do on a slow machine; on a fast one others follow.
-_FIRST: Final = 1_600
+_FIRST: Final = 1_450
 _NEXT: Final = 600
 # Lines that are not done yet when somebody asks: what he does then has its effect before the batch is over.
-_LEFT: Final = 250
+_LEFT: Final = 200
 # A machine may be several times as slow as those where this takes one or two minutes.
 _STARTED_S: Final = 500
 ENDED_S: Final = 700

@@ -130,7 +130,7 @@ def test_while_the_service_rolls_one_of_two_batches_is_cancelled_and_the_other_a
     # Engines take longer to start than the service to roll, however fast the machine is.
     until(lambda: {first, second} <= rayjobs(node_api).keys(), "both are launched", within_s=120)
     before = templates(node_api)
-    use_ray_image(whole_stack, node_api, ABSENT, jobs={"stuck_limit_s": 20})
+    use_ray_image(whole_stack, node_api, ABSENT, jobs={"stuck_limit_s": 10})
     assert {name for name, template in templates(node_api).items() if template != before[name]} == {"api", "reconciler"}
     keeps_what_it_has_and_its_rayjob_goes(whole_stack, node_api, second)
     batch = wait_for_end(whole_stack, first, within_s=700)
