@@ -29,6 +29,8 @@ _STATES: Final = {
 }
 _LAST_LINES: Final = 15
 _LAST_CHARACTERS: Final = 2_000
+# How the log of a job tells why it ends: see ray_job.__main__.
+_REASON: Final = "\nERROR ray_job "
 # Colours and other control sequences, and what a terminal or a JSON reader would trip over.
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -142,6 +144,11 @@ def _path(job_id: str) -> str:
 
 
 def last_words(log: str) -> str:
-    """The last lines of a log that are not blank, without control characters, short enough for an error message."""
+    """The last lines of a log that are not blank, without control characters, short enough for an error message.
+
+    Where the job itself said why it ends, only that: what Ray writes before it helps nobody.
+    """
     lines = [line.rstrip() for line in _CONTROL.sub("", log.replace("\r", "\n")).splitlines()]
-    return "\n".join([line for line in lines if line][-_LAST_LINES:])[-_LAST_CHARACTERS:]
+    text = "\n".join([line for line in lines if line][-_LAST_LINES:])
+    _, _, reason = f"\n{text}".rpartition(_REASON)
+    return reason.removeprefix("\n")[-_LAST_CHARACTERS:]

@@ -273,6 +273,13 @@ def test_a_wrong_token_is_no_missing_job(call: str, ray_address: str, tmp_path: 
         getattr(launcher, call)(job if call == "launch" else job.job_id)
 
 
+def test_a_reason_that_the_job_gave_is_all_that_is_told() -> None:
+    assert (
+        last_words("Ray says much\nERROR ray_job no model is there:\n  upload it\n")
+        == "no model is there:\n  upload it"
+    )
+
+
 def test_last_words_are_short_and_plain() -> None:
     log = "".join(f"line {number}\r\n\n" for number in range(100)) + "\x1b[1mthe\x07 end\x1b[0m\n"
     assert last_words(log).splitlines() == [*(f"line {number}" for number in range(86, 100)), "the end"]
