@@ -8,6 +8,8 @@ It differs from vLLM's API server in how it starts and ends, in nothing that a c
   a fresh Python, which imports everything again (and its worker a third time). Here the engine core is
   forked from this process, which is small and has no threads or device state of its own at that point.
   With a GPU vLLM's own choice stands: it forks unless CUDA is in use already.
+- The model's class, too, is imported once, by this process. vLLM looks at it in another fresh Python, lest CUDA
+  comes into use in this one; a CPU has nothing of that kind.
 - An engine core that died takes this process with it before any of its requests are answered, so that
   the caller can tell a request that failed from an engine that died.
 - When the caller dies, however it dies, its end of the pipe closes and this process ends at once.
@@ -15,6 +17,7 @@ It differs from vLLM's API server in how it starts and ends, in nothing that a c
 
 import asyncio
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -69,6 +72,21 @@ def end_with_engine(app: Any, engine: Any) -> Any:
     return wrapped
 
 
+def import_model_class(model: str) -> None:
+    """Imports the class of a model's architecture, and tells vLLM that it is there; one it does not know is left to it.
+
+    Args:
+        model: the directory with ``config.json``.
+    """
+    from vllm.model_executor.models import ModelRegistry
+
+    file = Path(model) / "config.json"
+    config = json.loads(file.read_text()) if file.exists() else {}
+    for architecture in config.get("architectures") or ():
+        if (known := ModelRegistry.models.get(architecture)) is not None:
+            ModelRegistry.register_model(architecture, known.load_model_cls())
+
+
 def start_engine(options: list[str]) -> tuple[Any, Any]:
     """Starts vLLM's engine; returns the engine client and vLLM's parsed options."""
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -83,6 +101,8 @@ def start_engine(options: list[str]) -> tuple[Any, Any]:
         from vllm.entrypoints.openai.cli_args import make_arg_parser
 
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    if current_platform.is_cpu():
+        import_model_class(arguments.model)
     usage_context = UsageContext.OPENAI_API_SERVER
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(usage_context=usage_context)
     if current_platform.is_cpu():
