@@ -53,7 +53,7 @@ _PROGRAMS: Final = (
     "ray-operator",
     "pulumi",
 )
-# While Ray's packages are built; 15 GB stay, and a running cluster takes less than the rest.
+# While Ray's packages are built; 23 GB stay, and a running cluster takes less than the rest.
 _ROOM_TO_BUILD_GB: Final = 30
 _USAGE: Final = """
 The cluster runs until `make cluster-down`. In another shell:
@@ -119,7 +119,6 @@ def up(output: Path) -> None:
         deployment.stack.up()
         tell("the model's weights, an API key")
         upload_weights(api, _DEMO_MODEL)
-        cluster.wait_for_ray()
         api_key = first_key(deployment, control_plane)
         usage = _USAGE.format(
             kubeconfig=control_plane.kubeconfig,

@@ -2,11 +2,9 @@
 
 import hashlib
 import re
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -14,10 +12,11 @@ import pytest
 
 from tests.cluster.images.build import IMAGES, built_images
 from tests.cluster.images.buildah import ImageBuildError, require_programs, require_room
+from tests.cluster.images.containerd import containerd_for_images
 from tests.cluster.images.image import Image, images_in, remove_replaced_images
-from tests.cluster.images.importing import import_image
+from tests.cluster.images.importing import ctr, import_image, known_images
 from tests.cluster.images.marks import Marks, fingerprint
-from tests.cluster.processes import Process
+from tests.cluster.images.unpacking import link_unpacked, unpack
 
 pytestmark = pytest.mark.cluster
 
@@ -100,33 +99,6 @@ def test_code_is_compiled_already(images: Mapping[str, Image]) -> None:
     assert {f"{path.parent}/__pycache__/{path.stem}.cpython-311.pyc" for path in sources} <= found
 
 
-@contextmanager
-def containerd_in(directory: Path, own: Path) -> Iterator[Path]:
-    """The socket of a containerd that keeps what it has in one directory, and everything else in another."""
-    socket = own / "containerd.sock"
-    settings = own / "settings.toml"
-    settings.write_text(
-        f"""
-        version = 2
-        root = "{directory}"
-        state = "{own / "state"}"
-        disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.internal.v1.opt"]
-        [grpc]
-        address = "{socket}"
-        [plugins."io.containerd.gc.v1.scheduler"]
-        startup_delay = "0s"
-        schedule_delay = "1h"
-        """
-    )
-    with Process(
-        ["containerd", "--config", str(settings)],
-        log=own / "log",
-        is_ready=socket.is_socket,
-        environment={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
-    ):
-        yield socket
-
-
 @pytest.fixture
 def near(images: Mapping[str, Image]) -> Iterator[Path]:
     """A directory beside the images: their files can be linked there."""
@@ -135,22 +107,17 @@ def near(images: Mapping[str, Image]) -> Iterator[Path]:
 
 
 @pytest.fixture
-def containerd(near: Path, tmp_path: Path) -> Iterator[Path]:
+def containerd(near: Path) -> Iterator[Path]:
     """The socket of a containerd whose files are there."""
-    with containerd_in(near, tmp_path) as socket:
+    with containerd_for_images(near) as socket:
         yield socket
-
-
-def known(socket: Path) -> list[str]:
-    command = ["ctr", "--address", str(socket), "--namespace", "k8s.io", "images", "ls", "--quiet"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_an_imported_image_is_found_by_its_digest(containerd: Path, images: Mapping[str, Image]) -> None:
     for _ in range(2):
         import_image(images["versitygw"], socket=containerd)
 
-    assert known(containerd) == [images["versitygw"].reference]
+    assert known_images(containerd) == {images["versitygw"].reference}
 
 
 def test_an_imported_image_is_linked_and_not_copied(containerd: Path, near: Path, images: Mapping[str, Image]) -> None:
@@ -161,14 +128,40 @@ def test_an_imported_image_is_linked_and_not_copied(containerd: Path, near: Path
         assert (store / digest.replace(":", "/")).samefile(path)
 
 
-def test_an_image_is_copied_to_another_file_system(images: Mapping[str, Image], tmp_path: Path) -> None:
+def test_an_image_is_copied_to_another_file_system(images: Mapping[str, Image]) -> None:
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="containerd-") as directory,
-        containerd_in(Path(directory), tmp_path) as socket,
+        containerd_for_images(Path(directory)) as socket,
     ):
         import_image(images["pause"], socket=socket)
 
-        assert known(socket) == [images["pause"].reference]
+        assert known_images(socket) == {images["pause"].reference}
+
+
+def test_what_is_unpacked_once_is_linked_for_each_containerd(near: Path, images: Mapping[str, Image]) -> None:
+    unpack([images["pause"], images["coredns"]], near)
+    before = (near / "unpacked").stat().st_mtime_ns
+    unpack([images["coredns"], images["pause"]], near)
+    assert (near / "unpacked").stat().st_mtime_ns == before
+
+    source = near / "unpacked/containerd"
+    for name in ("first", "second"):
+        link_unpacked(near, near / name)
+        with containerd_for_images(near / name) as socket:
+            assert known_images(socket) == {images["pause"].reference, images["coredns"].reference}
+            assert ctr(socket, "images", "check", "--quiet").split() == sorted(known_images(socket))
+    program = next(source.rglob("coredns"))
+    assert program.samefile(near / "first" / program.relative_to(source))
+    databases = list(source.glob("*/*.db"))
+    assert databases
+    assert not any(path.samefile(near / "first" / path.relative_to(source)) for path in databases)
+
+
+def test_an_image_that_another_has_replaced_is_no_longer_unpacked(near: Path, images: Mapping[str, Image]) -> None:
+    unpack([images["pause"], images["coredns"]], near)
+    assert list((near / "unpacked").rglob("coredns"))
+    unpack([images["pause"]], near)
+    assert not list((near / "unpacked").rglob("coredns"))
 
 
 def test_a_fingerprint_changes_with_a_text_a_file_and_a_name_and_not_with_bytecode(tmp_path: Path) -> None:
@@ -232,7 +225,7 @@ def test_what_images_are_built_with_is_named_where_it_is_missing(
     del images  # a machine that has built them has what this test takes away
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(ImageBuildError, match="apt-get install buildah debootstrap"):
+    with pytest.raises(ImageBuildError, match="apt-get install buildah containerd debootstrap"):
         require_programs()
 
 

@@ -40,11 +40,8 @@ print(urllib.request.urlopen("https://kubernetes.default.svc/version", timeout=1
 
 
 @pytest.fixture(scope="module")
-def pods(
-    whole_cluster: RealCluster, node_api: KubernetesApi, images: Mapping[str, Image]
-) -> Iterator[Callable[[str], dict[str, Any]]]:
+def pods(node_api: KubernetesApi, images: Mapping[str, Image]) -> Iterator[Callable[[str], dict[str, Any]]]:
     """A pod on each node, named like it, with a Service."""
-    whole_cluster.wait_for_ray()
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     node_api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
     for node, image in IMAGES.items():

@@ -95,7 +95,6 @@ def running_stack(
             try:
                 deployment.stack.up()
                 upload_weights(api, model)
-                cluster.wait_for_ray()
                 yield WholeStack(
                     cluster=cluster,
                     deployment=deployment,

@@ -2,10 +2,10 @@
 
     python -m tests.cluster.images.build [--out build/cluster]
 
-It needs root, buildah and debootstrap, the programs that ``tests.cluster.build`` makes, and mirrors of Debian's and
-Python's packages. The service and Ray's image are built from the project's own Containerfiles, by ``images/build.sh``.
-What is there already is not built again unless something in it has changed; a change of the code alone takes
-seconds, since the packages (7 GB) stay as they are. While those are built, 29 GB must be free; 15 GB stay.
+It needs root, buildah, debootstrap and containerd, the programs that ``tests.cluster.build`` makes, and mirrors of
+Debian's and Python's packages. The service and Ray's image are built from the project's own Containerfiles, by
+``images/build.sh``. What is there already is not built again unless something in it has changed; a change of the code
+alone takes seconds, since the packages (7 GB) stay as they are. While those are built, 29 GB must be free; 23 GB stay.
 """
 
 import argparse
@@ -21,7 +21,10 @@ from tests.cluster.build import DEFAULT_OUTPUT
 from tests.cluster.images.bases import Bases, make_bases
 from tests.cluster.images.buildah import Buildah, ImageBuildError, buildah, require_programs, require_room, run
 from tests.cluster.images.image import PREFIX, Image, images_in, remove_replaced_images
+from tests.cluster.images.importing import ImportImageError
 from tests.cluster.images.marks import Marks, fingerprint
+from tests.cluster.images.unpacking import unpack
+from tests.cluster.processes import ProcessError
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[2]
@@ -32,7 +35,7 @@ _LAYOUT: Final = "layout"
 
 
 def build_images(output: Path, programs: Path) -> Mapping[str, Image]:
-    """Builds what is not there yet, or was built of something else.
+    """Builds what is not there yet, or was built of something else, and unpacks it.
 
     Args:
         output: everything comes below it, and it may be deleted as a whole.
@@ -54,7 +57,9 @@ def build_images(output: Path, programs: Path) -> Mapping[str, Image]:
             bases = make_bases(engine, marks)
             _Builder(engine=engine, marks=marks, bases=bases, programs=programs.absolute(), output=output).build()
         remove_replaced_images(output / _LAYOUT)
-        return built_images(output)
+        images = built_images(output)
+        unpack(images.values(), output)
+        return images
 
 
 def built_images(output: Path) -> Mapping[str, Image]:
@@ -166,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = parser.parse_args(arguments).out
     try:
         images = build_images(output / "images", output / "bin")
-    except ImageBuildError as error:
+    except (ImageBuildError, ImportImageError, ProcessError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     for image in images.values():

@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.cluster.images.image import PREFIX
 
-_PROGRAMS: Final = ("buildah", "debootstrap")
+_PROGRAMS: Final = ("buildah", "containerd", "debootstrap")
 _LINES: Final = 30
 
 

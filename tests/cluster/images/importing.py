@@ -33,14 +33,45 @@ def import_image(image: Image, *, socket: Path) -> None:
     Raises:
         ImportImageError: see the message.
     """
-    if image.reference in _ctr(socket, "images", "ls", "--quiet").split():
+    if image.reference in known_images(socket):
         return
     store = _content_store(socket)
-    there = set(_ctr(socket, "content", "ls", "--quiet").split())
+    there = set(ctr(socket, "content", "ls", "--quiet").split())
     for digest, path in image.blobs().items():
         if digest not in there:
             _add_blob(digest, path, store=store, socket=socket)
-    _ctr(socket, "images", "import", "-", given=_index(image))
+    ctr(socket, "images", "import", "-", given=_index(image))
+
+
+def known_images(socket: Path) -> set[str]:
+    """The references of the images that a containerd has.
+
+    Args:
+        socket: of containerd.
+    """
+    return {*ctr(socket, "images", "ls", "--quiet").split()}
+
+
+def ctr(socket: Path, *arguments: str, given: bytes | BinaryIO | None = None) -> str:
+    """Runs ``ctr`` where Kubernetes' images are.
+
+    Args:
+        socket: of containerd.
+        arguments: what it is to do.
+        given: its standard input.
+
+    Returns:
+        What it writes to standard output.
+
+    Raises:
+        ImportImageError: it failed; the message has what it said.
+    """
+    command = ["ctr", "--address", str(socket), "--namespace", "k8s.io", *arguments]
+    stream, content = (None, given) if isinstance(given, bytes) else (given or subprocess.DEVNULL, None)
+    done = subprocess.run(command, stdin=stream, input=content, capture_output=True, check=False)
+    if done.returncode:
+        raise ImportImageError(f"`{' '.join(command)}` ended with {done.returncode}: {done.stderr.decode()}")
+    return done.stdout.decode()
 
 
 def _add_blob(digest: str, path: Path, *, store: Path, socket: Path) -> None:
@@ -58,7 +89,7 @@ def _add_blob(digest: str, path: Path, *, store: Path, socket: Path) -> None:
     with path.open("rb") as content:
         # Of a file that is in the store already, containerd reads nothing.
         command = ["content", "ingest", "--expected-digest", digest, "--expected-size", size, digest]
-        _ctr(socket, *command, given=content)
+        ctr(socket, *command, given=content)
 
 
 def _index(image: Image) -> bytes:
@@ -86,17 +117,8 @@ def _index(image: Image) -> bytes:
 
 def _content_store(socket: Path) -> Path:
     """Where containerd keeps blobs."""
-    details = _ctr(socket, "plugins", "ls", "--detailed", "type==io.containerd.content.v1")
+    details = ctr(socket, "plugins", "ls", "--detailed", "type==io.containerd.content.v1")
     found = re.search(r"^\s*(?:Exports:)?\s*root\s+(\S+)\s*$", details, flags=re.MULTILINE)
     if found is None:
         raise ImportImageError(f"containerd at {socket} does not say where its content store is:\n{details}")
     return Path(found[1])
-
-
-def _ctr(socket: Path, *arguments: str, given: bytes | BinaryIO | None = None) -> str:
-    command = ["ctr", "--address", str(socket), "--namespace", "k8s.io", *arguments]
-    stream, content = (None, given) if isinstance(given, bytes) else (given or subprocess.DEVNULL, None)
-    done = subprocess.run(command, stdin=stream, input=content, capture_output=True, check=False)
-    if done.returncode:
-        raise ImportImageError(f"`{' '.join(command)}` ended with {done.returncode}: {done.stderr.decode()}")
-    return done.stdout.decode()

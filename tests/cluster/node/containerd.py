@@ -15,7 +15,7 @@ def containerd(node: NodeLayout, namespaces: Process, *, pause_image: str) -> Pr
     Args:
         node: whose it is.
         namespaces: the node's, running.
-        pause_image: what holds a pod's network; a reference that is imported before the first pod.
+        pause_image: what holds a pod's network; a reference that is among the images.
     """
     file = node.state / "containerd.toml"
     file.write_text(_settings(node, pause_image))
@@ -33,16 +33,11 @@ def _settings(node: NodeLayout, pause_image: str) -> str:
     # TOML's strings are JSON's.
     return f"""
 version = 2
-root = {json.dumps(str(node.state / "containerd"))}
+root = {json.dumps(str(node.images))}
 state = {json.dumps(str(node.run / "containerd"))}
 
 [grpc]
 address = {json.dumps(str(node.socket))}
-
-# An image comes blob by blob, and its name last: nothing is to be collected before that.
-[plugins."io.containerd.gc.v1.scheduler"]
-startup_delay = "0s"
-schedule_delay = "1h"
 
 [plugins."io.containerd.internal.v1.opt"]
 path = {json.dumps(str(node.state / "opt"))}

@@ -36,6 +36,11 @@ class NodeLayout:
         return STATE / self.name
 
     @property
+    def images(self) -> Path:
+        """Images and the root directories of containers."""
+        return self.state / "containerd"
+
+    @property
     def run(self) -> Path:
         """In memory."""
         return RUN / self.name

@@ -1,11 +1,9 @@
 """One node: its namespaces, containerd and kubelet."""
 
-from collections.abc import Iterable
-
 from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.images.image import Image
-from tests.cluster.images.importing import import_image
+from tests.cluster.images.unpacking import link_unpacked
 from tests.cluster.node.cgroups import make_cgroup
 from tests.cluster.node.containerd import containerd
 from tests.cluster.node.kubelet import kubelet
@@ -43,16 +41,15 @@ class Node:
         make_bridge(self._layout)
         write_pod_network(self._layout)
 
-    def start_runtime(self, images: Iterable[Image], *, pause_image: str) -> None:
-        """Starts containerd and gives it images; it needs no API server yet."""
-        self._namespaces = self._start(namespaces(self._layout))
-        self._start(containerd(self._layout, self._namespaces, pause_image=pause_image))
-        self.add_images(images)
+    def start_runtime(self, pause: Image) -> None:
+        """Starts containerd with all images that are built; it needs no API server yet.
 
-    def add_images(self, images: Iterable[Image]) -> None:
-        """Gives its pods more images."""
-        for image in images:
-            import_image(image, socket=self.runtime)
+        Args:
+            pause: what holds a pod's network.
+        """
+        link_unpacked(pause.layout.parent, self._layout.images)
+        self._namespaces = self._start(namespaces(self._layout))
+        self._start(containerd(self._layout, self._namespaces, pause_image=pause.reference))
 
     def join(self, cluster: ControlPlane) -> None:
         """Starts the kubelet, which registers the node."""

@@ -1,10 +1,9 @@
 """A whole Kubernetes with two real nodes on this machine."""
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import control_plane_parts
@@ -19,7 +18,6 @@ from tests.cluster.node.storage import make_volumes
 from tests.cluster.node.waiting import wait_until_available, wait_until_node_ready
 
 _SYSTEM = NODES[0]
-_RAY: Final = "ray-cpu"
 
 
 class RealCluster:
@@ -27,10 +25,8 @@ class RealCluster:
 
     Attributes:
         control_plane: as of any cluster of these tests.
-        nodes: by name; ``node-1`` has volumes and DNS, ``node-2`` Ray's image, and that only after ``wait_for_ray``.
+        nodes: by name; ``node-1`` has volumes and DNS.
     """
-
-    _ray: Future[None]
 
     def __init__(self, programs: Path) -> None:
         CONTROL_PLANE.mkdir()
@@ -40,28 +36,16 @@ class RealCluster:
         )
 
     def start(self, images: Mapping[str, Image]) -> None:
-        """Starts everything, and returns once pods can run, but for those of Ray.
-
-        Their image is so big that only one node gets it, and takes as long to unpack as a stack takes to start.
-        """
+        """Starts everything, and returns once pods can run."""
         for node in self.nodes.values():
             node.make()
         allow_forwarding(_SYSTEM)
-        pause = images["pause"]
-        others = [image for name, image in images.items() if name != _RAY]
-        system, cpu = (self.nodes[layout.name] for layout in NODES)
         with ThreadPoolExecutor() as pool:
-            runtimes = [
-                pool.submit(system.start_runtime, others, pause_image=pause.reference),
-                pool.submit(cpu.start_runtime, [pause], pause_image=pause.reference),
-            ]
+            runtimes = [pool.submit(node.start_runtime, images["pause"]) for node in self.nodes.values()]
             for each in self._processes:
                 each.start()
             for runtime in runtimes:
                 runtime.result()
-        in_background = ThreadPoolExecutor(max_workers=1)
-        self._ray = in_background.submit(cpu.add_images, [images[_RAY]] if _RAY in images else [])
-        in_background.shutdown(wait=False)
         for node in self.nodes.values():
             node.join(self.control_plane)
         with KubernetesApi(self.control_plane.kubeconfig) as api:
@@ -73,10 +57,6 @@ class RealCluster:
             for body in (*make_volumes(_SYSTEM), *dns_manifests(_SYSTEM, images["coredns"].reference)):
                 api.create(body)
             wait_until_available(api, "coredns", "kube-system")
-
-    def wait_for_ray(self) -> None:
-        """Waits until pods of Ray can run too."""
-        self._ray.result()
 
     def stop(self) -> None:
         """Ends all processes; what they made stays."""
@@ -92,7 +72,7 @@ def real_cluster(programs: Path, images: Mapping[str, Image]) -> Iterator[RealCl
 
     Args:
         programs: what ``build.py`` made.
-        images: by name; all that pods here will ever find.
+        images: by name, of ``build_images``; pods find all that it has built, and no other ever.
 
     Raises:
         HostError: it cannot run here; the message says what to do.

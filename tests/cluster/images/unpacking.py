@@ -1,0 +1,66 @@
+"""What a containerd has on the disk once it has unpacked all images: made once, and linked for each node of each run.
+
+To unpack Ray's image takes a processor for more than a minute; to link its files, a second.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from tests.cluster.images.containerd import containerd_for_images
+from tests.cluster.images.image import Image
+from tests.cluster.images.importing import ctr, import_image, known_images
+
+_FOLDER: Final = "unpacked"
+_ROOT: Final = "containerd"
+_DONE: Final = "references.json"
+
+
+def unpack(images: Collection[Image], output: Path) -> None:
+    """Unpacks what is not unpacked yet, and removes the images of before.
+
+    Args:
+        images: all that are to be there.
+        output: the directory that the layout is in.
+    """
+    wanted = sorted(image.reference for image in images)
+    done = output / _FOLDER / _DONE
+    if done.exists() and json.loads(done.read_text()) == wanted:
+        return
+    sys.stderr.write("unpacking the images\n")
+    start = time.monotonic()
+    done.parent.mkdir(exist_ok=True)
+    done.unlink(missing_ok=True)
+    with containerd_for_images(done.parent / _ROOT) as socket:
+        for image in images:
+            import_image(image, socket=socket)
+        replaced = known_images(socket) - {*wanted}
+    if replaced:
+        with containerd_for_images(done.parent / _ROOT, collects=True) as socket:
+            ctr(socket, "images", "rm", "--sync", *replaced)
+    done.write_text(json.dumps(wanted))
+    sys.stderr.write(f"unpacked the images in {time.monotonic() - start:.0f} s\n")
+
+
+def link_unpacked(output: Path, root: Path) -> None:
+    """Makes ``root`` for a new containerd, with everything that is unpacked.
+
+    Its files are links where both are on one file system: a containerd never writes to the files of an image. Its
+    databases are copies.
+
+    Args:
+        output: the directory that the layout is in.
+        root: does not exist; its parent does.
+    """
+    source = output / _FOLDER / _ROOT
+    is_near = source.stat().st_dev == root.parent.stat().st_dev
+    subprocess.run(["cp", "--archive", *(["--link"] if is_near else []), str(source), str(root)], check=True)
+    for database in root.glob("*/*.db"):
+        copy = database.with_suffix(".copy")
+        shutil.copy2(database, copy)
+        copy.replace(database)
