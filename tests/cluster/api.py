@@ -3,6 +3,7 @@
 import json
 import ssl
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ import httpx
 
 JsonObject = dict[str, Any]
 _NOT_FOUND: Final = 404
+_MORE_ATTEMPTS: Final = 2
 
 
 class ApiError(Exception):
@@ -187,7 +189,7 @@ class KubernetesApi:
         return "/".join(part for part in parts if part)
 
     def _send(self, method: str, path: str, parameters: dict[str, str] | None = None, **content: Any) -> Answer:
-        answer = self._http.request(method, path, params=parameters, **content)
+        answer = self._answer(method, path, params=parameters, **content)
         try:
             body = answer.json()
         except ValueError:
@@ -197,6 +199,13 @@ class KubernetesApi:
         # The header is `299 - "text"`: https://www.rfc-editor.org/rfc/rfc9111#name-warning
         warnings = [text.partition('"')[2].rpartition('"')[0] for text in answer.headers.get_list("Warning")]
         return Answer(body=body, warnings=tuple(warnings))
+
+    def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
+        """Sends anew what the server had no time to see: it may close a kept connection just when that is used."""
+        for _ in range(_MORE_ATTEMPTS if method != "POST" else 0):
+            with suppress(httpx.RemoteProtocolError):
+                return self._http.request(method, path, **content)
+        return self._http.request(method, path, **content)
 
 
 def _group_path(api_version: str) -> str:

@@ -17,6 +17,7 @@ from ray_job.contract.job_spec import JobSpec
 from ray_job.contract.rayjobs import rayjob_name
 from service.adapters.kuberay_launcher import KubeRayLauncher
 from service.adapters.rayjobs_api import RayJobsApi, open_client
+from service.errors import LauncherError, LaunchRefusedError
 from tests.cluster.api import JsonObject, KubernetesApi
 from tests.cluster.control_plane import ControlPlane, kuberay_operator
 from tests.cluster.deployed import deployed_stack
@@ -43,10 +44,20 @@ class GpuStack:
 
     def launch(self, job: JobSpec) -> JsonObject:
         """Launches a job, and returns the pod of its head once head and first worker run."""
-        self.launcher.launch(job)
+        eventually(lambda: self._launched(job))
         eventually(lambda: [pod["status"]["phase"] for pod in self.pods(job)] == ["Running"] * 2)
         (head,) = self.pods(job, "headgroup")
         return head
+
+    def _launched(self, job: JobSpec) -> bool:
+        """Does as the reconciler: it tries again while the API server is not to be reached."""
+        try:
+            self.launcher.launch(job)
+        except LaunchRefusedError:
+            raise
+        except LauncherError:
+            return False
+        return True
 
     def pods(self, job: JobSpec, group: str = "") -> list[JsonObject]:
         """The pods of a job, or of one group of them: ``headgroup``, ``cpu``, ``v100`` or ``a10g``."""
