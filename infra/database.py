@@ -262,7 +262,7 @@ def _postgres(args: BundledDatabaseArgs) -> dict[str, Any]:
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "ports": [{"name": "postgres", "containerPort": PORT}],
         # The first start makes the database; a start after a crash replays its log.
-        "startupProbe": probe | {"periodSeconds": 5, "failureThreshold": 120},
+        "startupProbe": probe | {"periodSeconds": 1, "failureThreshold": 600},
         "readinessProbe": probe,
         "livenessProbe": probe | {"periodSeconds": 20, "failureThreshold": 6},
         # At SIGTERM Postgres waits for its clients; at SIGINT it ends their transactions and stops cleanly.

@@ -321,7 +321,7 @@ def _gateway(args: BundledObjectStoreArgs) -> dict[str, Any]:
         "command": ["/bin/sh", f"{_SCRIPTS_DIRECTORY}/{_START}", "--port", f":{PORT}"],
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "ports": [{"name": "s3", "containerPort": PORT}],
-        "startupProbe": probe | {"periodSeconds": 2, "failureThreshold": 60},
+        "startupProbe": probe | {"periodSeconds": 1, "failureThreshold": 120},
         "readinessProbe": probe,
         "livenessProbe": probe | {"periodSeconds": 20, "failureThreshold": 6},
         "resources": resources(cpu=args.cpu, memory=args.memory, cpu_limit="4"),

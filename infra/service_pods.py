@@ -155,7 +155,7 @@ def _served(port: int) -> dict[str, Any]:
     ready = {"httpGet": {"path": "/readyz", "port": "http"}, "timeoutSeconds": 10}
     return {
         "ports": [{"name": "http", "containerPort": port}],
-        "startupProbe": live | {"periodSeconds": 2, "failureThreshold": 60},
+        "startupProbe": live | {"periodSeconds": 1, "failureThreshold": 120},
         "livenessProbe": live | {"periodSeconds": 10, "failureThreshold": 6},
         "readinessProbe": ready | {"periodSeconds": 10, "failureThreshold": 3},
         # Until every proxy knows that this pod leaves, it still gets requests.

@@ -45,7 +45,9 @@ def containerd_for_images(root: Path, *, collects: bool = False) -> Iterator[Pat
         # TOML's strings are JSON's.
         written = {key: json.dumps(str(path)) for key, path in paths.items()}
         settings.write_text(_SETTINGS.format(**written, delay_s=0 if collects else 3_600))
-        command = ["setpriv", "--pdeathsig=KILL", "containerd", f"--config={settings}"]
+        # However it ends, what it has mounted meanwhile goes with it.
+        own_mounts = ["unshare", "--mount", "--propagation=private"]
+        command = ["setpriv", "--pdeathsig=KILL", *own_mounts, "containerd", f"--config={settings}"]
         log = directory / "containerd.log"
         with Process(command, log=log, is_ready=socket.is_socket, environment={"PATH": _PATH}):
             yield socket
