@@ -21,10 +21,8 @@ from tests.cluster.build import DEFAULT_OUTPUT
 from tests.cluster.images.bases import Bases, make_bases
 from tests.cluster.images.buildah import Buildah, ImageBuildError, buildah, require_programs, require_room, run
 from tests.cluster.images.image import PREFIX, Image, images_in, remove_replaced_images
-from tests.cluster.images.importing import ImportImageError
 from tests.cluster.images.marks import Marks, fingerprint
 from tests.cluster.images.unpacking import unpack
-from tests.cluster.processes import ProcessError
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[2]
@@ -171,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = parser.parse_args(arguments).out
     try:
         images = build_images(output / "images", output / "bin")
-    except (ImageBuildError, ImportImageError, ProcessError) as error:
+    except ImageBuildError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     for image in images.values():

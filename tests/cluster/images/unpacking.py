@@ -12,13 +12,18 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+from tests.cluster.images.buildah import ImageBuildError, require_room
 from tests.cluster.images.containerd import containerd_for_images
 from tests.cluster.images.image import Image
-from tests.cluster.images.importing import ctr, import_image, known_images
+from tests.cluster.images.importing import ImportImageError, ctr, import_image, known_images
+from tests.cluster.processes import ProcessError
 
 _FOLDER: Final = "unpacked"
 _ROOT: Final = "containerd"
 _DONE: Final = "references.json"
+# What all images take unpacked, and what they take with their blobs.
+ROOM_GB: Final = 9
+_WITH_BLOBS_GB: Final = 17
 
 
 def unpack(images: Collection[Image], output: Path) -> None:
@@ -27,24 +32,35 @@ def unpack(images: Collection[Image], output: Path) -> None:
     Args:
         images: all that are to be there.
         output: the directory that the layout is in.
+
+    Raises:
+        ImageBuildError: there is no room, or containerd did not do it; the message has what it said.
     """
     wanted = sorted(image.reference for image in images)
     done = output / _FOLDER / _DONE
     if done.exists() and json.loads(done.read_text()) == wanted:
         return
+    if not is_unpacked(output):
+        require_room(output, ROOM_GB)
     sys.stderr.write("unpacking the images\n")
     start = time.monotonic()
     done.parent.mkdir(exist_ok=True)
     done.unlink(missing_ok=True)
-    with containerd_for_images(done.parent / _ROOT) as socket:
-        for image in images:
-            import_image(image, socket=socket)
-        replaced = known_images(socket) - {*wanted}
-    if replaced:
-        with containerd_for_images(done.parent / _ROOT, collects=True) as socket:
-            ctr(socket, "images", "rm", "--sync", *replaced)
+    try:
+        _unpack(images, done.parent / _ROOT)
+    except (ImportImageError, ProcessError) as error:
+        raise ImageBuildError(f"the images in {output} cannot be unpacked: {error}") from error
     done.write_text(json.dumps(wanted))
     sys.stderr.write(f"unpacked the images in {time.monotonic() - start:.0f} s\n")
+
+
+def is_unpacked(output: Path) -> bool:
+    """Whether images have been unpacked there, if perhaps others than there are now.
+
+    Args:
+        output: the directory that the layout is in.
+    """
+    return (output / _FOLDER / _ROOT).exists()
 
 
 def link_unpacked(output: Path, root: Path) -> None:
@@ -56,11 +72,26 @@ def link_unpacked(output: Path, root: Path) -> None:
     Args:
         output: the directory that the layout is in.
         root: does not exist; its parent does.
+
+    Raises:
+        ImageBuildError: the other file system has no room for copies.
     """
     source = output / _FOLDER / _ROOT
     is_near = source.stat().st_dev == root.parent.stat().st_dev
+    if not is_near:
+        require_room(root.parent, _WITH_BLOBS_GB)
     subprocess.run(["cp", "--archive", *(["--link"] if is_near else []), str(source), str(root)], check=True)
     for database in root.glob("*/*.db"):
         copy = database.with_suffix(".copy")
         shutil.copy2(database, copy)
         copy.replace(database)
+
+
+def _unpack(images: Collection[Image], root: Path) -> None:
+    with containerd_for_images(root) as socket:
+        for image in images:
+            import_image(image, socket=socket)
+        replaced = known_images(socket) - {image.reference for image in images}
+    if replaced:
+        with containerd_for_images(root, collects=True) as socket:
+            ctr(socket, "images", "rm", "--sync", *replaced)

@@ -50,8 +50,8 @@ KERNEL: Final = (
     "vm.overcommit_memory",
     "vm.panic_on_oom",
 )
-# Ray's image, unpacked, and what pods write.
-_ROOM_GB: Final = 12
+# What pods write; their images are links to what is unpacked already.
+_ROOM_GB: Final = 5
 _MEMORY_GB: Final = 16
 _KUBERNETES_CHAINS: Final = "KUBE-"
 _GONE_WITHIN_S: Final = 30
