@@ -157,6 +157,17 @@ def test_what_is_unpacked_once_is_linked_for_each_containerd(near: Path, images:
     assert not any(path.samefile(near / "first" / path.relative_to(source)) for path in databases)
 
 
+def test_what_a_killed_run_has_unpacked_in_part_is_unpacked_anew(near: Path, images: Mapping[str, Image]) -> None:
+    unpack([images["pause"]], near)
+    (near / "unpacked/references.json").unlink()
+    in_part = near / "unpacked/containerd/in-part"
+    in_part.touch()
+    unpack([images["pause"]], near)
+    assert not in_part.exists()
+    with containerd_for_images(near / "unpacked/containerd") as socket:
+        assert ctr(socket, "images", "check", "--quiet").split() == [images["pause"].reference]
+
+
 def test_an_image_that_another_has_replaced_is_no_longer_unpacked(near: Path, images: Mapping[str, Image]) -> None:
     unpack([images["pause"], images["coredns"]], near)
     assert list((near / "unpacked").rglob("coredns"))

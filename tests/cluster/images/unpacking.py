@@ -41,6 +41,8 @@ def unpack(images: Collection[Image], output: Path) -> None:
     if done.exists() and json.loads(done.read_text()) == wanted:
         return
     if not is_unpacked(output):
+        # What was cut off has names of images that are not all there.
+        shutil.rmtree(done.parent, ignore_errors=True)
         require_room(output, ROOM_GB)
     sys.stderr.write("unpacking the images\n")
     start = time.monotonic()
@@ -60,7 +62,7 @@ def is_unpacked(output: Path) -> bool:
     Args:
         output: the directory that the layout is in.
     """
-    return (output / _FOLDER / _ROOT).exists()
+    return (output / _FOLDER / _DONE).exists()
 
 
 def link_unpacked(output: Path, root: Path) -> None:
