@@ -11,9 +11,9 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 # Those that a kubelet asks for.
 _CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 _BEFORE_ALL_ELSE: Final = ("cpuset.cpus", "cpuset.mems")
-# Twice the usual share of the processors, in the units of version 1 and 2: they are a node's own, but for what else has
-# to go on beside it on this machine.
-_SHARES: Final = {1: ("cpu.shares", "2048"), 2: ("cpu.weight", "200")}
+# Four times the usual share of the processors, in the units of version 1 and 2: they are a node's own, but for what
+# else has to go on beside it on this machine.
+_SHARES: Final = {1: ("cpu.shares", "4096"), 2: ("cpu.weight", "400")}
 
 
 def make_cgroup(name: str) -> None:
