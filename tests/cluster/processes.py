@@ -27,7 +27,7 @@ class Process:
         environment: all of it; the program sees nothing of this process's own.
         timeout_s: how long it may take to be ready.
         detached: it leads a session of its own, so that it can outlive this process and the terminal, and it is
-            stopped with all that it started in that session. Of root, it comes before what else this machine does.
+            stopped with all that it started in that session.
     """
 
     def __init__(
@@ -74,8 +74,6 @@ class Process:
                 env=self._environment,
                 start_new_session=self._detached,
             )
-        if self._detached and os.geteuid() == 0:
-            _prefer(self._process.pid)
         try:
             self._wait_until_ready(self._process)
         except BaseException:
@@ -129,13 +127,3 @@ class Process:
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
-
-
-def _prefer(session: int) -> None:
-    """Gives a session more of the processors, where the kernel shares them by sessions: sched(7), autogroup.
-
-    Pods keep theirs, which have control groups.
-    """
-    # Where that cannot be, it starts all the same.
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{session}/autogroup").write_text("-10")

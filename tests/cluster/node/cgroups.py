@@ -11,9 +11,6 @@ _MOUNTS: Final = Path("/proc/self/mounts")
 # Those that a kubelet asks for.
 _CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 _BEFORE_ALL_ELSE: Final = ("cpuset.cpus", "cpuset.mems")
-# Four times the usual share of the processors, in the units of version 1 and 2: they are a node's own, but for what
-# else has to go on beside it on this machine.
-_SHARES: Final = {1: ("cpu.shares", "4096"), 2: ("cpu.weight", "400")}
 
 
 def make_cgroup(name: str) -> None:
@@ -29,9 +26,6 @@ def make_cgroup(name: str) -> None:
         if version == 2 and controllers.exists():
             enabled = " ".join(f"+{each}" for each in controllers.read_text().split() if each in _CONTROLLERS)
             (root / "cgroup.subtree_control").write_text(enabled)
-        setting, share = _SHARES[version]
-        if (directory / setting).exists():
-            (directory / setting).write_text(share)
 
 
 def remove_cgroup(name: str, *, within_s: float = 20) -> None:
