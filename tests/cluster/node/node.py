@@ -20,7 +20,6 @@ class Node:
     Attributes:
         name: of the node.
         address: the node's own.
-        runtime: containerd's socket.
     """
 
     _namespaces: Process
@@ -29,7 +28,6 @@ class Node:
     def __init__(self, layout: NodeLayout) -> None:
         self.name = layout.name
         self.address = layout.address
-        self.runtime = layout.socket
         self._layout = layout
         self._started: list[Process] = []
 
