@@ -16,7 +16,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export VLLM_NO_USAGE_STATS := 1
 export DO_NOT_TRACK := 1
 
-# The first Python that fits and can make virtual environments; `make PYTHON3=/path/to/python …` names one.
+# The first suitable Python that can create virtual environments; `make PYTHON3=/path/to/python …` selects one.
 PYTHON3 ?= python3.11 python3.12 python3.13 python3
 CAN_USE := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 define FIND_PYTHON
@@ -24,26 +24,26 @@ found=; for candidate in $(PYTHON3); do \
   if $$candidate -c '$(CAN_USE)' >/dev/null 2>&1; then found=$$candidate; break; fi; done; \
 if [ -z "$$found" ]; then \
   echo "cloister needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian: python3-venv);" >&2; \
-  echo "none of these is one: $(PYTHON3). Install one, or name it: make PYTHON3=/path/to/python" >&2; exit 1; fi
+  echo "found none of $(PYTHON3). Install one, or select it: make PYTHON3=/path/to/python" >&2; exit 1; fi
 endef
 
 LINES ?= 4000
 RUNS ?= 1
-# What a cluster with real nodes needs of Debian, besides Go and root.
+# Debian packages for a cluster with real nodes; it also needs Go and root.
 CLUSTER_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 buildah debootstrap
 MODEL ?= $(MODEL_DIR)
-LANES ?= service ray-cpu ray-v100 ray-a10g
+IMAGES ?= service ray-cpu ray-v100 ray-cuda13
 NAME_LINES = $(if $(NAMED),2>&1 | sed --unbuffered 's/^/[$@] /')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo local test unit engine test-cluster control-plane nodes cluster cluster-down cluster-packages conformance lint typecheck format bench render images lock clean distclean
+.PHONY: help setup model demo local test unit slow engine engine-stack engine-jobs test-cluster control-plane nodes cluster cluster-down cluster-packages conformance mutation lint typecheck format bench bench-full bench-compare render images lock clean distclean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/installed ## Make the virtual environment with all that the other targets need
+setup: $(VENV)/installed ## Create the virtual environment for all other targets
 
-model: $(MODEL_DIR)/config.json ## Make the small demo model in build/demo_model
+model: $(MODEL_DIR)/config.json ## Create the small demo model in build/demo_model
 
 demo: setup model ## Run a batch of 240 lines from upload to download on this machine
 	@$(PYTHON) -m service.local.demo --model $(MODEL_DIR) --directory $(BUILD)/demo
@@ -51,19 +51,29 @@ demo: setup model ## Run a batch of 240 lines from upload to download on this ma
 local: setup ## Run `cloister local` in ./cloister-data
 	@$(VENV)/bin/cloister local
 
-# What needs an engine waits much of its time: the other tests run beside it, and each line says whose it is.
-test: setup model lint typecheck ## Run every check and every test (ARGS= for pytest: those alone)
+# Engine tests wait for processes to start, so two targets run at a time. Each line shows its target.
+test: setup model lint typecheck ## Run every check and every test (ARGS= for pytest: only those)
 ifdef ARGS
 	$(PYTHON) -m pytest $(ARGS)
 else
-	@$(MAKE) --no-print-directory --jobs=2 NAMED=1 unit engine
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory --jobs=2 NAMED=1 engine-stack engine-jobs slow
 endif
 
-engine: setup model
-	$(PYTHON) -m pytest -m ray $(ARGS) $(NAME_LINES)
+engine: engine-stack engine-jobs ## Run the tests with a real Ray and engines
 
-unit: setup ## Run the tests that need neither Ray nor an engine
-	$(PYTHON) -m pytest -m "not ray" $(ARGS) $(NAME_LINES)
+engine-stack: setup model
+	$(PYTHON) -m pytest -m ray --durations=10 tests/acceptance $(ARGS) $(NAME_LINES)
+
+engine-jobs: setup model
+	$(PYTHON) -m pytest -m ray --durations=10 --ignore tests/acceptance $(ARGS) $(NAME_LINES)
+
+unit: setup ## Run the fast tests: no Ray, no engine, at most two minutes on two cores
+	$(PYTHON) -m pytest -m "not ray and not slow" -n 2 --dist loadfile $(ARGS) $(NAME_LINES)
+
+# In one process: some of these tests measure rates or put load on the API.
+slow: setup ## Run the slow tests that need no engine: processes, load, fuzzing, crashes
+	$(PYTHON) -m pytest -m "slow and not ray" --durations=15 $(ARGS) $(NAME_LINES)
 
 test-cluster: setup model ## Run the whole stack on a real Kubernetes on this machine (Go; nodes need root, see cluster)
 	$(PYTHON) -m tests.cluster.build
@@ -74,14 +84,14 @@ else
 	@$(MAKE) --no-print-directory --jobs=2 NAMED=1 control-plane nodes
 endif
 
-# The tests on nodes take three times as long, so that those beside them step back a little: further, and they time out.
+# Lower priority than the tests on nodes, which take three times as long. Much lower, and these tests time out.
 control-plane: setup
 	CLOISTER_CLUSTER_TESTS=1 nice -n 5 $(PYTHON) -m pytest -m "cluster and not nodes" --durations=10 tests/cluster $(NAME_LINES)
 
 nodes: setup model
 	CLOISTER_CLUSTER_TESTS=1 $(PYTHON) -m pytest -m nodes --durations=20 tests/cluster $(NAME_LINES)
 
-cluster: setup model ## Start a Kubernetes with the stack on it, to play with (root, Go, cluster-packages)
+cluster: setup model ## Start a Kubernetes with the stack, to try things (root, Go, cluster-packages)
 	@$(PYTHON) -m tests.cluster.playground up
 
 cluster-down: setup ## Remove that cluster, also after a crash
@@ -91,10 +101,13 @@ cluster-packages: ## Install the Debian packages that real nodes need (root)
 	apt-get update --quiet=2
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends $(CLUSTER_PACKAGES)
 
-# The key goes by the environment, where no list of processes shows it. MODEL has a default that is no model's id.
+# The key is passed in the environment, which lists of processes do not show. MODEL's default is not a model id.
 conformance: setup ## Check any server against OpenAI's contract (BASE_URL=, API_KEY=, MODEL=, ARGS=)
 	@OPENAI_BASE_URL='$(BASE_URL)' OPENAI_API_KEY='$(API_KEY)' \
 	  $(PYTHON) -m tests.conformance --model '$(filter-out $(MODEL_DIR),$(MODEL))' $(ARGS)
+
+mutation: setup ## Check that unit tests notice changes of the pure core; see docs/mutation.md (AREAS=, SAMPLE=)
+	nice -n 15 $(PYTHON) -m tests.mutation $(AREAS) $(if $(SAMPLE),--sample $(SAMPLE))
 
 lint: setup ## Check style and import rules
 	$(VENV)/bin/ruff check .
@@ -104,39 +117,45 @@ lint: setup ## Check style and import rules
 typecheck: setup ## Check types
 	$(VENV)/bin/mypy
 
-format: setup ## Rewrite the code in the one format
+format: setup ## Format the code
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: setup model ## Measure validation; compare run_batch, ray.data.llm and cloister (LINES=, RUNS=, MODEL=)
+bench: setup model ## Compare cloister with its bars on a simulated GPU, in ten minutes (ARGS=)
+	@$(PYTHON) -m tests.bench $(ARGS)
+
+bench-full: setup model ## Measure every case of the benchmark and validation; takes hours (ARGS=)
 	$(PYTHON) -m tests.bench validation --output $(BUILD)/bench-validation.json
-	$(PYTHON) -m tests.bench --lines $(LINES) --runs $(RUNS) --model $(MODEL) --output $(BUILD)/bench.json
+	@$(PYTHON) -m tests.bench --full $(ARGS)
 
-render: setup ## Write the manifests that a stack would apply (STACK=, OUT=)
-	@$(PYTHON) -m infra.render --stack '$(or $(STACK),dev)' --out '$(or $(OUT),$(BUILD)/manifests)'
+bench-compare: setup model ## Compare run_batch, ray.data.llm and cloister on this machine (LINES=, RUNS=, MODEL=, ARGS=)
+	$(PYTHON) -m tests.bench compare --lines $(LINES) --runs $(RUNS) --model $(MODEL) $(ARGS)
 
-images: ## Build the images by buildah, podman or docker (BASE=, BUILD_BASE=, REPOSITORY=, LANES=, PUSH=1)
-	@BASE='$(BASE)' BUILD_BASE='$(BUILD_BASE)' REPOSITORY='$(REPOSITORY)' PUSH='$(PUSH)' images/build.sh $(LANES)
+render: setup ## Write the manifests that a stack applies (STACK=, OUT=)
+	@$(PYTHON) -m infra.rendering.render --stack '$(or $(STACK),dev)' --out '$(or $(OUT),$(BUILD)/manifests)'
 
-lock: setup ## Resolve the pinned versions of all environments anew
+images: ## Build the images with buildah, podman or docker (BASE=, BUILD_BASE=, REPOSITORY=, IMAGES=, PUSH=1)
+	@BASE='$(BASE)' BUILD_BASE='$(BUILD_BASE)' REPOSITORY='$(REPOSITORY)' PUSH='$(PUSH)' images/build.sh $(IMAGES)
+
+lock: setup ## Resolve the pinned versions of all environments again (UPGRADE=1)
 	$(VENV)/bin/uv pip compile pyproject.toml --quiet --no-header --no-annotate $(if $(UPGRADE),--upgrade) \
 	  --extra cpu --extra dev --extra infra --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --override constraints/cpu-overrides.txt --output-file constraints/cpu.txt
-	for lane in $(LANES); do case $$lane in \
+	for image in $(IMAGES); do case $$image in \
 	  service) tested="--constraint constraints/cpu.txt" ;; \
 	  ray-cpu) tested="--constraint constraints/cpu.txt --override constraints/cpu-overrides.txt" ;; \
 	  *) tested= ;; esac; \
-	  $(VENV)/bin/uv pip compile pyproject.toml images/constraints/$$lane.in --quiet --no-header --no-annotate \
+	  $(VENV)/bin/uv pip compile pyproject.toml images/constraints/$$image.in --quiet --no-header --no-annotate \
 	    $(if $(UPGRADE),--upgrade) --only-binary :all: --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
-	    $$tested --output-file images/constraints/$$lane.txt || exit 1; done
+	    $$tested --output-file images/constraints/$$image.txt || exit 1; done
 
-clean: ## Remove what was built, and keep the virtual environment
+clean: ## Remove build results, and keep the virtual environment
 	rm -rf $(BUILD) *.egg-info .mypy_cache .ruff_cache .import_linter_cache
 
-distclean: clean ## Remove the virtual environment too
+distclean: clean ## Also remove the virtual environment
 	rm -rf $(VENV)
 
-# Two steps, so that a change of the project's own metadata does not install 250 packages again.
+# Two steps, so that a change of the project's metadata does not install 250 packages again.
 $(VENV)/installed: $(VENV)/packages pyproject.toml
 	@echo "installing cloister itself (editable)"
 	@$(VENV)/bin/uv pip install --quiet --python $(PYTHON) --no-deps --editable .
@@ -144,13 +163,13 @@ $(VENV)/installed: $(VENV)/packages pyproject.toml
 
 $(VENV)/packages: constraints/cpu.txt constraints/uv.txt
 	@$(PYTHON) -m pip --version >/dev/null 2>&1 || { $(FIND_PYTHON); \
-	  echo "making $(VENV) with $$($$found --version)"; $$found -m venv --clear $(VENV); }
+	  echo "creating $(VENV) with $$($$found --version)"; $$found -m venv --clear $(VENV); }
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement constraints/uv.txt
 	@echo "installing the packages of constraints/cpu.txt (about 6 GB on disk; once)"
 	@$(VENV)/bin/uv pip install --python $(PYTHON) --no-deps --compile-bytecode --requirement constraints/cpu.txt
 	@touch $@
 
 $(MODEL_DIR)/config.json: $(VENV)/installed
-	@echo "making the demo model in $(MODEL_DIR) (once)"
+	@echo "creating the demo model in $(MODEL_DIR) (once)"
 	@$(PYTHON) -m ray_job.demo_model $(MODEL_DIR)
 	@touch $@

@@ -1,21 +1,260 @@
-"""The program of a stack, as the Pulumi CLI and the Automation API run it."""
+"""The Pulumi program of a stack: read the stack file, create the resources, export the outputs.
+
+The Pulumi CLI runs ``run`` by ``infra/__main__.py``. The Automation API runs it as an inline program::
+
+    auto.create_or_select_stack(stack_name="acme-dev", project_name="cloister", program=infra.program.run)
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pulumi
+import pulumi_kubernetes as kubernetes
 
-from infra.config import ConfigError, read_config
-from infra.stack import deploy
+from infra.batch_service.deploy import deploy_batch_service
+from infra.capacity.pools import gpu_capacity, placement
+from infra.data.database import DatabaseCa, DatabaseConnection
+from infra.data.deploy import deploy_database, deploy_object_store
+from infra.data.object_store import ObjectStoreConnection
+from infra.kubernetes.images import PullSecrets
+from infra.kubernetes.kept_data import DataProtection
+from infra.shared_platform.deploy import deploy_platform
+from infra.stack_file.reading import ConfigError, StackConfig, read_config
+from infra.stack_file.sections import CloudNativePgSection, ExternalDatabaseSection, S3ObjectStoreSection
+from infra.tenancy.credentials import Credentials
+from infra.tenancy.namespaces import Namespaces
+from infra.tenancy.network import Network, NetworkArgs, Networks, Pods
+from infra.tenancy.rbac import Rbac
 
 
 def run() -> None:
-    """Reads the stack file, makes the resources, and exports what the stack tells.
+    """Read the stack file, create the resources, and export the outputs.
 
     Raises:
-        pulumi.RunError: the stack file is wrong; no resource has been asked for.
+        pulumi.RunError: the stack file is invalid; no resource is registered.
     """
     try:
         config = read_config()
     except ConfigError as error:
-        # A RunError is shown without a traceback.
+        # The CLI prints a RunError without a traceback.
         raise pulumi.RunError(str(error)) from error
-    for name, value in deploy(config).as_dict().items():
+    for name, value in deploy(config).items():
         pulumi.export(name, value)
+
+
+def deploy(config: StackConfig) -> dict[str, Any]:
+    """Create the resources of a stack, from the platform to the batch service, and return the outputs."""
+    names, file = config.names, config.file
+    cluster = _provider(config, "cluster")
+    data_provider = _provider(config, "kept-data", upsert_existing_objects=True)
+    protection = DataProtection(provider=data_provider, keep_data=file.keep_data)
+
+    def after(*resources: pulumi.Resource) -> pulumi.ResourceOptions:
+        return pulumi.ResourceOptions(provider=cluster, transformations=[wait_for(resources)])
+
+    # The operator is deleted after the namespaces, because it ends the RayJobs in them.
+    platform = deploy_platform(config, after())
+    namespaces = Namespaces(
+        "namespaces",
+        names=names,
+        job_quota=job_quota(config),
+        protection=protection,
+        opts=after(*platform),
+    )
+    foundation = namespaces.resources
+    login = config.docker_config
+    if login is not None:
+        foundation += PullSecrets("pull-secrets", names=names, docker_config=login, opts=after(*foundation)).secrets
+
+    system_pods = {**placement("system"), "priorityClassName": namespaces.service_priority}
+    store = deploy_object_store(config, system_pods, protection, after(*foundation))
+    postgres = deploy_database(config, system_pods, store, protection, after(*foundation, *store.depends_on))
+
+    secrets = Credentials(
+        "credentials",
+        names=names,
+        owner=postgres.owner,
+        job=postgres.job,
+        service_key=store.service,
+        job_key=store.job,
+        http_engine_api_key=config.secret("http_engine_api_key") if "http_engine_api_key" in config.secrets else None,
+        opts=after(*foundation),
+    ).secrets
+    before_migrations: list[pulumi.Resource] = [*secrets, *postgres.depends_on, *store.depends_on]
+    if postgres.ca_pem:
+        before_migrations += DatabaseCa("database-ca", names, postgres.ca_pem, opts=after(*foundation)).resources
+    before_migrations += Rbac("access", names, opts=after(*foundation)).resources
+    Network("network", _network_args(config, postgres, store), opts=after(*foundation))
+
+    service = deploy_batch_service(
+        config,
+        postgres,
+        store,
+        placement=system_pods,
+        jobs_priority=namespaces.jobs_priority,
+        before_migrations=before_migrations,
+        opts=after(*foundation),
+    )
+    return stack_outputs(config, service.api_address)
+
+
+def wait_for(
+    resources: Sequence[pulumi.Resource],
+) -> Callable[[pulumi.ResourceTransformationArgs], pulumi.ResourceTransformationResult]:
+    """Return a transformation that makes all resources of a component depend on ``resources``.
+
+    The component's own ``depends_on`` does not apply to its children.
+    """
+
+    def add_dependencies(args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult:
+        opts = pulumi.ResourceOptions.merge(args.opts, pulumi.ResourceOptions(depends_on=list(resources)))
+        return pulumi.ResourceTransformationResult(props=args.props, opts=opts)
+
+    return add_dependencies
+
+
+def _provider(config: StackConfig, name: str, *, upsert_existing_objects: bool | None = None) -> kubernetes.Provider:
+    section = config.file.kubernetes
+    kubeconfig: pulumi.Input[str] | None = None
+    if "kubeconfig" in config.secrets:
+        kubeconfig = config.secret("kubeconfig")
+    elif section.kubeconfig:
+        kubeconfig = str(Path(section.kubeconfig).expanduser())
+    return kubernetes.Provider(
+        name,
+        upsert_existing_objects=upsert_existing_objects,
+        kubeconfig=kubeconfig,
+        context=section.context,
+        # Without an identifier the provider takes a kubeconfig with a new token for a new cluster.
+        cluster_identifier=section.context,
+        # Updated in place, so that pods can always mount them. A digest in the pods' annotations rolls the pods.
+        enable_config_map_mutable=True,
+        enable_secret_mutable=True,
+    )
+
+
+def job_quota(config: StackConfig) -> dict[str, str]:
+    """Return the quota of all jobs together: the limits of the stack file, or the size of its pools."""
+    limits = config.file.limits
+    pools = [pool for name, pool in config.pools.items() if name != "system"]
+    cpus = limits.job_cpus or sum(pool.cpus * pool.node_count for pool in pools)
+    memory_gib = limits.job_memory_gib or sum(pool.memory_gib * pool.node_count for pool in pools)
+    quota = {
+        "requests.cpu": str(cpus),
+        "limits.cpu": str(cpus),
+        "requests.memory": f"{memory_gib}Gi",
+        "limits.memory": f"{memory_gib}Gi",
+    }
+    for resource, count in gpu_capacity(pools).items():
+        quota[f"requests.{resource}"] = str(count if limits.job_gpus is None else min(count, limits.job_gpus))
+    return quota
+
+
+def _network_args(config: StackConfig, postgres: DatabaseConnection, store: ObjectStoreConnection) -> NetworkArgs:
+    names, file = config.names, config.file
+    network, api = file.network, file.api
+    namespace = names.service_namespace
+
+    def port(url: str) -> int:
+        parts = urlsplit(url)
+        return parts.port or {"http": 80, "https": 443}[parts.scheme]
+
+    database: Pods | Networks = Pods(name="database", namespace=namespace, labels=postgres.pod_labels)
+    operator, has_backups = "", False
+    match file.database:
+        case ExternalDatabaseSection(networks=cidrs):
+            database = Networks(name="customer's Postgres", cidrs=tuple(cidrs))
+        case CloudNativePgSection(operator_namespace=operator, backup=backup):
+            has_backups = backup is not None
+    object_store: Pods | Networks = Pods(name="object-store", namespace=namespace, labels=store.pod_labels)
+    setup: Pods | None = Pods(name="object-store-setup", namespace=namespace, labels=store.setup_labels)
+    if isinstance(file.object_store, S3ObjectStoreSection):
+        object_store, setup = Networks(name="customer's S3", cidrs=tuple(file.object_store.networks)), None
+    endpoints = [model.spec.base_url for model in config.catalogue.values() if model.spec.engine == "http"]
+    return NetworkArgs(
+        names=names,
+        database=database,
+        database_port=postgres.owner.port,
+        cloudnative_pg_namespace=operator,
+        has_database_backups=has_backups,
+        object_store=object_store,
+        object_store_port=port(store.endpoint_url),
+        object_store_setup=setup,
+        kubernetes_api=tuple(network.kubernetes_api.networks),
+        kubernetes_api_port=network.kubernetes_api.port,
+        kuberay_namespace=file.kuberay.namespace,
+        dns_namespace=network.dns_namespace,
+        dns_networks=tuple(network.dns_networks),
+        ingress_namespace=api.ingress.controller_namespace if api.ingress else "",
+        client_namespaces=tuple(api.client_namespaces),
+        monitoring_namespace=network.monitoring_namespace or "",
+        webhook_networks=tuple(network.webhook_networks),
+        endpoint_networks=tuple(network.endpoint_networks) if endpoints else (),
+        endpoint_ports=tuple(sorted({port(url) for url in endpoints})),
+    )
+
+
+def stack_outputs(config: StackConfig, api_address: str) -> dict[str, Any]:
+    """Return the outputs of a stack by name. None of them is secret."""
+    names, context = config.names, config.file.kubernetes.context
+    service = f"kubectl --context {context} --namespace {names.service_namespace}"
+    jobs = f"kubectl --context {context} --namespace {names.jobs_namespace}"
+    first_key = f"{service} exec deploy/api -- cloister keys create first"
+    reach_api = f"{service} port-forward svc/api 8000:80"
+    base_url, forward = api_address, []
+    if not config.file.api.ingress:
+        base_url, forward = "http://127.0.0.1:8000/v1", [f"{reach_api} &"]
+    return {
+        # The base URL for clients.
+        "api_address": api_address,
+        # The namespace of API, reconciler, database and object store.
+        "service_namespace": names.service_namespace,
+        # The namespace of the Ray clusters of batches.
+        "jobs_namespace": names.jobs_namespace,
+        # The command that creates an API key and prints it once.
+        "first_key": first_key,
+        # The command that forwards the API to this machine, for a stack without an ingress.
+        "reach_api": reach_api,
+        # The command that checks cluster and stack, from this machine and from inside the stack's pods.
+        "doctor": f"cloister doctor --context {context} --namespace {names.service_namespace}",
+        # Commands that open Ray's dashboard of a running batch, and metrics.
+        "dashboards": {
+            "ray": f"{jobs} port-forward $({jobs} get pods --selector ray.io/node-type=head --output name | head -n 1) "
+            "8265:8265, then http://127.0.0.1:8265",
+            "api_metrics": f"{service} port-forward deploy/api 8000:8000, then http://127.0.0.1:8000/metrics",
+            "reconciler_metrics": f"{service} port-forward deploy/reconciler 8001:8001, "
+            "then http://127.0.0.1:8001/metrics",
+        },
+        # Commands for a first look, in this order.
+        "next_commands": [
+            f"{service} get pods",
+            first_key,
+            *forward,
+            f"curl {base_url}/models --header 'Authorization: Bearer sk-cloister-…'",
+            f"{jobs} get rayjobs --watch",
+        ],
+        # The ids that requests use.
+        "models": list(config.catalogue),
+        "stays_after_destroy": stays_after_destroy(config),
+    }
+
+
+def stays_after_destroy(config: StackConfig) -> list[str]:
+    """Return what `pulumi destroy` leaves behind, and how to remove it."""
+    names, file = config.names, config.file
+    stays = []
+    if file.keep_data:
+        has_volumes = file.database.kind != "external" or file.object_store.kind != "s3"
+        volumes = " with the volumes of the database and the object store" if has_volumes else ""
+        stays.append(
+            f"namespace {names.service_namespace}{volumes}, which is protected (keep_data: true); "
+            f"`kubectl delete namespace {names.service_namespace}` deletes it permanently"
+        )
+    if file.database.kind == "external":
+        stays.append(f"the database and its roles at {file.database.url.rpartition('@')[2]}")
+    if file.object_store.kind == "s3":
+        prefix = file.object_store.prefix or names.object_prefix
+        stays.append(f"the objects in s3://{file.object_store.bucket}/{prefix}")
+    return stays

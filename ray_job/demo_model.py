@@ -1,7 +1,7 @@
-"""Makes a small Llama with random weights on this machine, so that the whole path runs without a download.
+"""Create a small Llama with random weights on this machine, so that the whole path runs without a download.
 
-The model answers nonsense, but it is a real model to every part of the stack: safetensors weights,
-a BPE tokenizer trained here, a chat template, a context of 2,048 tokens. 3.4 million parameters.
+The model generates nonsense, but every part of the stack treats it as a real model: it has safetensors weights, a BPE
+tokenizer trained here, a chat template, a context of 2,048 tokens and 3.4 million parameters.
 
 Run it as ``python -m ray_job.demo_model DIRECTORY``. A directory that already holds the model is kept.
 """
@@ -16,8 +16,8 @@ VOCABULARY_SIZE = 2_048
 CONTEXT_TOKENS = 2_048
 SEED = 20_26
 
-# The spread of the weights. transformers' default of 0.02 makes a random model repeat one token for
-# ever; at this value greedy answers differ from prompt to prompt, so that tests can tell rows apart.
+# The spread of the weights. With transformers' default of 0.02 a random model repeats one token forever. At this value
+# greedy answers differ from prompt to prompt, so that tests can distinguish rows.
 INITIALIZER_RANGE = 0.35
 
 CHAT_TEMPLATE = (
@@ -29,12 +29,17 @@ CHAT_TEMPLATE = (
 SPECIAL_TOKENS = ("<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 
 
-def train_tokenizer(directory: Path) -> None:
-    """Trains a byte-level BPE on the English text that ships with Python and saves it as a fast tokenizer."""
+def save_model(directory: Path) -> None:
+    """Save a tokenizer and a Llama.
+
+    The tokenizer is a byte-level BPE, trained on the English text that ships with Python. The Llama's weights are drawn
+    from a fixed seed and saved in float32.
+    """
     from pydoc_data.topics import topics
 
+    import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -52,12 +57,6 @@ def train_tokenizer(directory: Path) -> None:
     fast.chat_template = CHAT_TEMPLATE
     fast.model_max_length = CONTEXT_TOKENS
     fast.save_pretrained(directory)
-
-
-def make_weights(directory: Path) -> None:
-    """Initialises the Llama from a fixed seed and saves it in float32."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
     config = LlamaConfig(
@@ -77,18 +76,20 @@ def make_weights(directory: Path) -> None:
 
 
 def make_demo_model(directory: Path) -> bool:
-    """Makes the model in ``directory`` unless it is there; returns whether it was made now.
+    """Create the model unless the directory already holds it.
 
-    The files are made beside the target and moved into place at the end, so that a run that is cut
-    off leaves no half model behind.
+    The files are created in a staging directory that is renamed at the end, so that an interrupted run leaves no
+    incomplete model behind.
+
+    Returns:
+        Whether the model was created.
     """
     if (directory / "config.json").exists():
         return False
     staging = directory.with_name(f"{directory.name}.staging-{os.getpid()}")
     staging.mkdir(parents=True)
     try:
-        train_tokenizer(staging)
-        make_weights(staging)
+        save_model(staging)
         directory.parent.mkdir(parents=True, exist_ok=True)
         staging.rename(directory)
     finally:
@@ -97,7 +98,7 @@ def make_demo_model(directory: Path) -> bool:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Make the small demo model.")
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args().directory

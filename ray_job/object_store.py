@@ -1,25 +1,25 @@
-"""The job's side of the object store, through PyArrow: stream the input, list and write parts."""
+"""The job's access to the object store, through PyArrow: stream the input, list and write parts."""
 
 import secrets
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from ray_job.contract.object_keys import part_key, parts_prefix
-from ray_job.contract.parts import PartHeader, decode_header, encode_part, part_id
+from ray_job.contract.parts import PartHeader, PartRow, decode_header, encode_part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyarrow.fs import FileSystem
 
-    from ray_job.contract.parts import PartRow
-
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES: Final = 1 << 20
 
 
 def open_file_system(location: ObjectStoreLocation) -> tuple["FileSystem", str]:
-    """The file system of a location and the path below which its keys lie."""
+    """Open the object store.
+
+    Returns:
+        The file system, and the path below which it holds the keys.
+    """
     from pyarrow import fs
 
     if location.kind == "directory":
@@ -34,7 +34,7 @@ def open_file_system(location: ObjectStoreLocation) -> tuple["FileSystem", str]:
 
 
 def read_chunks(location: ObjectStoreLocation, key: str) -> Iterator[bytes]:
-    """Streams an object in chunks of 1 MiB."""
+    """Stream an object in chunks of 1 MiB."""
     file_system, base = open_file_system(location)
     with file_system.open_input_stream(f"{base}/{key}") as stream:
         while chunk := stream.read(CHUNK_BYTES):
@@ -42,7 +42,7 @@ def read_chunks(location: ObjectStoreLocation, key: str) -> Iterator[bytes]:
 
 
 def read_part_headers(location: ObjectStoreLocation, batch_id: str) -> Iterator[PartHeader]:
-    """The headers of all committed parts of a batch.
+    """Yield the headers of all committed parts of a batch.
 
     Raises:
         PartError: an object among the parts has no readable header.
@@ -59,16 +59,20 @@ def read_part_headers(location: ObjectStoreLocation, batch_id: str) -> Iterator[
         yield decode_header(header[: header.find(b"\n") + 1], info.path)
 
 
-def write_part(location: ObjectStoreLocation, batch_id: str, rows: "Sequence[PartRow]") -> str:
-    """Commits rows as one part object and returns its key. Writing the same lines again replaces the part."""
-    key = part_key(batch_id, part_id([row.line for row in rows]))
+def write_part(location: ObjectStoreLocation, batch_id: str, rows: Sequence[PartRow]) -> str:
+    """Commit rows as one part object. A part with the same lines is replaced.
+
+    Returns:
+        The key of the part.
+    """
+    key = part_key(batch_id, [row.line for row in rows])
     data = encode_part(batch_id, rows)
     file_system, base = open_file_system(location)
     if location.kind == "s3":
         with file_system.open_output_stream(f"{base}/{key}") as stream:
             stream.write(data)
         return key
-    # A directory shows half-written files: write beside the parts, then rename into place.
+    # A directory shows unfinished files, so the part is written elsewhere and then renamed.
     staging = f"{base}/.staging"
     file_system.create_dir(staging, recursive=True)
     file_system.create_dir(f"{base}/{parts_prefix(batch_id).rstrip('/')}", recursive=True)

@@ -1,19 +1,21 @@
-"""The stages of a job, shared by all engine lanes.
+"""A run of a job: the lines that are left, an engine that answers them, and the totals of the batch.
 
-    driver: input lines in execution order ▶ prepare (CPU) ▶ engine lane ▶ commit (CPU): one part per block
+The direct engine has its own actors; see ``ray_job.engines.direct``. The other engines are a stage of Ray Data:
+
+    driver: input lines in execution order ▶ prepare (CPU) ▶ engine ▶ commit (CPU): one part per block
     ▶ driver: totals to Postgres
 
-Every stage reserves its own resources in Ray: preparing and committing a fraction of a CPU, so that they
-fit beside the engine on a small Ray and never wait for a GPU.
+Each stage reserves its own resources in Ray. Preparing and committing reserve a fraction of a CPU, so that they fit
+beside the engine on a small Ray and never wait for a GPU.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ray_job.contract.job_spec import EngineLane, JobSpec
-from ray_job.contract.parts import PartHeader, Usage
-from ray_job.engines.direct import direct_lane
+from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.parts import Usage
+from ray_job.engines.direct import DirectRun
 from ray_job.input_lines import InputLines
 from ray_job.object_store import read_chunks, read_part_headers, write_part
 from ray_job.progress import ProgressReporter, Totals
@@ -21,33 +23,94 @@ from ray_job.rows import parse_request, part_row
 from ray_job.weights import require_model
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
     from ray.data import Dataset
 
 logger = logging.getLogger(__name__)
 
-Lane = Callable[[JobSpec, "Dataset"], "Dataset"]
+
+def run(spec: JobSpec, progress: ProgressReporter) -> Totals:
+    """Run every line that is not committed yet.
+
+    Returns:
+        The totals of the batch, with the lines that earlier attempts committed.
+
+    Raises:
+        JobError: see ``ray_job.errors``.
+    """
+    require_model(spec.model.source)
+    committed: set[int] = set()
+    totals = Totals()
+    for header in read_part_headers(spec.object_store, spec.batch_id):
+        for line, outcome, usage in zip(header.lines, header.outcomes, header.usage, strict=True):
+            if line not in committed:  # a line in two parts counts once
+                committed.add(line)
+                totals += Totals(completed=outcome == "completed", failed=outcome == "failed", usage=usage)
+
+    def report(part: Totals) -> None:
+        nonlocal totals
+        totals += part
+        progress.report(totals)
+
+    with DirectRun(spec, report) as direct:
+        if spec.model.engine == "direct" and not committed:
+            direct.start_engine()  # it loads its model while the input is read
+        chunks = read_chunks(spec.object_store, spec.input_key)
+        with InputLines(chunks, committed, merge_equal=spec.model.engine == "direct") as lines:
+            logger.info("%s lines to run, %s committed by earlier attempts", lines.total, len(committed))
+            if lines.total > len(lines):
+                logger.info("%s of them share the answer of an equal line", lines.total - len(lines))
+            progress.report(totals, final=True)
+            if len(lines) and spec.model.engine == "direct":
+                direct.answer(lines)
+            elif len(lines):
+                for row in build_dataset(spec, lines).iter_rows():
+                    tokens = {field.name: row.pop(field.name) for field in fields(Usage)}
+                    report(Totals(**row, usage=Usage(**tokens)))
+    progress.report(totals, final=True)
+    return totals
 
 
-def lane_function(lane: EngineLane) -> Lane:
-    """The function that adds a lane's engine stage; only the chosen lane's libraries are imported."""
-    if lane == "processor":
-        from ray_job.engines.processor import processor_lane
+def build_dataset(spec: JobSpec, lines: InputLines) -> "Dataset":
+    """Build the dataset of a job without running it: blocks of lines in, one row of totals per part out."""
+    import pyarrow as pa
+    import ray
 
-        return processor_lane
-    if lane == "serve":
-        from ray_job.engines.serve import serve_lane
-
-        return serve_lane
-    if lane == "http":
-        from ray_job.engines.http import http_lane
-
-        return http_lane
-    return direct_lane
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    blocks = (
+        pa.table(
+            {
+                "line": pa.array([line for line, _ in block], pa.int64()),
+                "raw": pa.array([raw for _, raw in block], pa.binary()),
+            }
+        )
+        for block in lines.blocks(spec.model.call_rows)
+    )
+    cpu_stage: dict[str, Any] = {
+        "batch_size": None,
+        "batch_format": "pyarrow",
+        "num_cpus": spec.model.stage_num_cpus,
+    }
+    # Only the libraries of the engine that runs are imported.
+    add_engine: Callable[[JobSpec, Dataset], Dataset]
+    match spec.model.engine:
+        case "processor":
+            from ray_job.engines.processor import processor_engine as add_engine
+        case "serve":
+            from ray_job.engines.serve import serve_engine as add_engine
+        case _:
+            from ray_job.engines.http import http_engine as add_engine
+    requests = ray.data.from_arrow_refs([ray.put(block) for block in blocks]).map_batches(prepare, **cpu_stage)
+    return add_engine(spec, requests).map_batches(commit, fn_kwargs={"spec": spec}, **cpu_stage)
 
 
 def prepare(table: "pa.Table") -> "pa.Table":
-    """Raw lines to requests: ``{line, raw}`` → ``{line, custom_id, url, body}``."""
+    """Convert lines to requests: ``{line, raw}`` → ``{line, custom_id, url, body}``."""
     import pyarrow as pa
 
     requests = [
@@ -64,7 +127,7 @@ def prepare(table: "pa.Table") -> "pa.Table":
 
 
 def commit(table: "pa.Table", *, spec: JobSpec) -> "pa.Table":
-    """Writes a block of responses as one part and gives its totals, one row."""
+    """Write a block of responses as one part, and return one row with its totals."""
     import pyarrow as pa
 
     columns = (table[name].to_pylist() for name in ("line", "custom_id", "status_code", "response_body"))
@@ -82,75 +145,3 @@ def commit(table: "pa.Table", *, spec: JobSpec) -> "pa.Table":
         "reasoning_tokens": usage.reasoning_tokens,
     }
     return pa.table({name: pa.array([value], pa.int64()) for name, value in totals.items()})
-
-
-def build(spec: JobSpec, blocks: "Iterable[pa.Table]") -> "Dataset":
-    """The whole dataset, not yet run: blocks of ``{line, raw}`` in, one row of totals per part out."""
-    import ray
-
-    raw = ray.data.from_arrow_refs([ray.put(block) for block in blocks])
-    cpu_stage: dict[str, Any] = {
-        "batch_size": None,
-        "batch_format": "pyarrow",
-        "num_cpus": spec.model.stage_num_cpus,
-    }
-    requests = raw.map_batches(prepare, **cpu_stage)
-    responses = lane_function(spec.model.lane)(spec, requests)
-    return responses.map_batches(commit, fn_kwargs={"spec": spec}, **cpu_stage)
-
-
-def committed_totals(headers: Iterable[PartHeader]) -> tuple[set[int], Totals]:
-    """The lines that earlier attempts committed, and their totals. A line in two parts counts once."""
-    lines: set[int] = set()
-    completed = failed = 0
-    usage = Usage()
-    for header in headers:
-        for line, outcome, row_usage in zip(header.lines, header.outcomes, header.usage, strict=True):
-            if line in lines:
-                continue
-            lines.add(line)
-            completed += outcome == "completed"
-            failed += outcome == "failed"
-            usage += row_usage
-    return lines, Totals(completed=completed, failed=failed, usage=usage)
-
-
-def run(spec: JobSpec, progress: ProgressReporter) -> Totals:
-    """Runs every line that is not committed yet and returns the batch's totals.
-
-    Raises:
-        JobError: see ``ray_job.errors``.
-    """
-    require_model(spec.model.source)
-    committed, totals = committed_totals(read_part_headers(spec.object_store, spec.batch_id))
-    with InputLines(read_chunks(spec.object_store, spec.input_key), committed) as lines:
-        logger.info("%s lines to run, %s committed by earlier attempts", len(lines), len(committed))
-        progress.report(totals, final=True)
-        if not len(lines):
-            return totals
-        dataset = build(spec, map(_raw_block, lines.blocks(spec.model.batch_size)))
-    for row in dataset.iter_rows():
-        totals += Totals(
-            completed=row["completed"],
-            failed=row["failed"],
-            usage=Usage(
-                input_tokens=row["input_tokens"],
-                output_tokens=row["output_tokens"],
-                cached_tokens=row["cached_tokens"],
-                reasoning_tokens=row["reasoning_tokens"],
-            ),
-        )
-        progress.report(totals)
-    progress.report(totals, final=True)
-    return totals
-
-
-def _raw_block(block: list[tuple[int, bytes]]) -> "pa.Table":
-    import pyarrow as pa
-
-    return pa.table(
-        {
-            "line": pa.array([line for line, _ in block], pa.int64()),
-            "raw": pa.array([raw for _, raw in block], pa.binary()),
-        }
-    )

@@ -1,9 +1,10 @@
-"""Reports a job's totals to Postgres, through the one function that its role may execute."""
+"""Reports the totals of a job to Postgres, through the one function that the job's role may execute."""
 
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import psycopg
 
@@ -13,16 +14,16 @@ from ray_job.errors import SupersededError
 
 logger = logging.getLogger(__name__)
 
-# A report costs one round trip; a person who watches a batch sees no difference below this.
-INTERVAL_S = 0.5
-# The job's rows wait while a report does: one that cannot connect takes a seventh of the time at most.
-PAUSE_S = 30.0
-CONNECT_TIMEOUT_S = 5
+# A report costs one round trip. A person who watches a batch sees no difference below this interval.
+INTERVAL_S: Final = 0.5
+# The job's rows wait for a report: one that cannot connect takes a seventh of the time at most.
+PAUSE_AFTER_FAILURE_S: Final = 30.0
+CONNECT_TIMEOUT_S: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a batch has so far: rows by outcome, and tokens."""
+    """Rows of a batch by outcome, and their tokens."""
 
     completed: int = 0
     failed: int = 0
@@ -37,36 +38,39 @@ class Totals:
 
 
 class ProgressReporter:
-    """Sends totals at most every half second, and half a minute after a report that failed.
+    """Sends totals at most every half second, and pauses for half a minute after a failed report.
 
-    Totals, not increments: a lost report is made good by the next.
-    A database that cannot be reached does not end the job: the parts are what counts, and the service
-    counts them again when it assembles the files.
+    It sends totals instead of increments, so that the next report makes up for a lost one. An unreachable database
+    does not end the job: the service counts the parts when it assembles the files.
+
+    Args:
+        spec: the job, with the URL of the database.
+        clock: the current time in seconds.
     """
 
     def __init__(self, spec: JobSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._spec = spec
         self._clock = clock
-        self._next = clock()
+        self._next_report = clock()
         self._connection: psycopg.Connection | None = None
 
     def report(self, totals: Totals, *, final: bool = False) -> None:
-        """Sends ``totals`` when it is time, or at once when ``final``.
+        """Send the totals if a report is due, or at once if it is the final one.
 
         Raises:
-            SupersededError: the database no longer takes this attempt's progress.
+            SupersededError: the database refuses the progress of this attempt.
         """
-        if not self._spec.database_url or (self._clock() < self._next and not final):
+        if not self._spec.database_url or (self._clock() < self._next_report and not final):
             return
-        self._next = self._clock() + INTERVAL_S
+        self._next_report = self._clock() + INTERVAL_S
         try:
-            current = self._send(totals)
+            accepted = self._send(totals)
         except psycopg.OperationalError as error:
             logger.warning("progress was not reported, the next report makes up for it: %s", error)
             self.close()
-            self._next = self._clock() + PAUSE_S
+            self._next_report = self._clock() + PAUSE_AFTER_FAILURE_S
             return
-        if not current:
+        if not accepted:
             raise SupersededError(
                 f"attempt {self._spec.attempt} of {self._spec.batch_id} is not the current one any more"
             )
@@ -77,7 +81,7 @@ class ProgressReporter:
                 self._spec.database_url,
                 autocommit=True,
                 connect_timeout=CONNECT_TIMEOUT_S,
-                # A server that is lost without a word is given up after 25 s: the job's rows wait for the report.
+                # The job's rows wait for the report, so a server that stops responding is given up after 25 s.
                 keepalives_idle=10,
                 keepalives_interval=5,
                 keepalives_count=3,
@@ -100,7 +104,7 @@ class ProgressReporter:
         return bool(row and row[0])
 
     def close(self) -> None:
-        """Closes the connection; a later report opens a new one."""
+        """Close the connection. A later report opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,52 +1,56 @@
 """The errors of the service.
 
 CloisterError
-├── SettingsError            a setting or the model catalogue is wrong
-├── ObjectStoreError         the object store cannot be reached or refused
-│   └── ObjectNotFoundError  no object with that key
-├── LauncherError            Ray cannot be reached or refused the job
-│   └── LaunchRefusedError   the job is refused as it is
+├── SettingsError            a setting or the model catalogue is invalid
+├── ObjectStoreError         the object store is unreachable or refused the request
+│   └── ObjectNotFoundError  the key does not exist
+├── LauncherError            Ray is unreachable or refused the job
+│   └── LaunchRefusedError   the job cannot run as it is
 └── ApiError                 an answer to a client: HTTP status, type, code and param
-    ├── InvalidRequestError  400
-    ├── AuthenticationError  401
-    ├── ScopeError           403
-    ├── NotFoundError        404
-    ├── ConflictError        409, not to be retried
-    ├── TooLargeError        413
-    ├── RateLimitError       429, to be retried once others have ended
-    ├── QuotaError           429, not to be retried as it is
-    └── UnavailableError     503, to be retried
+    ├── InvalidRequestError  400, or another status from 401 to 413 that means: change the request
+    │   └── NotFoundError    404
+    ├── RateLimitError       429, retry after other batches have ended
+    ├── QuotaError           429, do not retry unchanged
+    └── UnavailableError     503, retry
 """
 
 from collections.abc import Mapping
 
 
 class CloisterError(Exception):
-    """The root of all errors that the service raises on purpose."""
+    """Root of all errors that the service raises on purpose."""
 
 
 class SettingsError(CloisterError):
-    """A setting or the model catalogue is wrong; the message names the field and what is allowed."""
+    """A setting or the model catalogue is invalid. The message names the field and what is allowed."""
 
 
 class ObjectStoreError(CloisterError):
-    """The object store cannot be reached, or refused."""
+    """The object store is unreachable or refused the request."""
 
 
 class ObjectNotFoundError(ObjectStoreError):
-    """There is no object with that key."""
+    """The object store has no object with this key."""
 
 
 class LauncherError(CloisterError):
-    """Ray cannot be reached, or refused the job."""
+    """Ray is unreachable or refused the job."""
 
 
 class LaunchRefusedError(LauncherError):
-    """The job is refused as it is: until somebody changes something it will be refused again."""
+    """The launcher refused the job as it is. Retrying helps only after something in the stack has changed."""
 
 
 class ApiError(CloisterError):
-    """An answer to a client in OpenAI's envelope."""
+    """An answer to a client in OpenAI's envelope.
+
+    Args:
+        message: what is wrong and what to do.
+        status_code: the HTTP status; by default the one of the class.
+        param: the parameter that is wrong.
+        code: a code for programs, e.g. ``invalid_api_key``.
+        headers: headers of the response, besides those of the class.
+    """
 
     status_code = 500
     type = "server_error"
@@ -56,11 +60,14 @@ class ApiError(CloisterError):
         self,
         message: str,
         *,
+        status_code: int | None = None,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        if status_code is not None:
+            self.status_code = status_code
         if headers:
             self.headers = {**self.headers, **headers}
         self.message = message
@@ -69,50 +76,20 @@ class ApiError(CloisterError):
 
 
 class InvalidRequestError(ApiError):
-    """The request is wrong; the message says what to change."""
+    """The request is invalid. The message explains what to change."""
 
     status_code = 400
     type = "invalid_request_error"
 
 
-class AuthenticationError(ApiError):
-    """No API key, or none that is valid."""
-
-    status_code = 401
-    type = "invalid_request_error"
-
-
-class ScopeError(ApiError):
-    """The API key is good, but lacks the scope that this needs."""
-
-    status_code = 403
-    type = "invalid_request_error"
-
-
-class NotFoundError(ApiError):
-    """There is no such object in this project."""
+class NotFoundError(InvalidRequestError):
+    """The object does not exist in this project."""
 
     status_code = 404
-    type = "invalid_request_error"
-
-
-class ConflictError(ApiError):
-    """The object's state does not allow this. The official client retries 409 unless it is told not to."""
-
-    status_code = 409
-    type = "invalid_request_error"
-    headers = {"x-should-retry": "false"}  # noqa: RUF012 - class constant, never mutated
-
-
-class TooLargeError(ApiError):
-    """The upload is over the limit."""
-
-    status_code = 413
-    type = "invalid_request_error"
 
 
 class RateLimitError(ApiError):
-    """A limit of the project is reached for now; room is made when a batch of it ends."""
+    """A limit of the project is reached for now. Room becomes free when one of its batches ends."""
 
     status_code = 429
     type = "rate_limit_error"
@@ -120,7 +97,7 @@ class RateLimitError(ApiError):
 
 
 class QuotaError(ApiError):
-    """A limit of the project that waiting does not help with: something must be deleted, made smaller or raised."""
+    """A limit of the project that waiting does not help with: delete something, send less, or raise the limit."""
 
     status_code = 429
     type = "insufficient_quota"
@@ -128,7 +105,7 @@ class QuotaError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """A part of the stack does not answer; the client may try again."""
+    """A backend does not answer. The client may retry."""
 
     status_code = 503
     type = "server_error"

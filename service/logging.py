@@ -6,18 +6,18 @@ import sys
 import structlog
 
 
-def _without_colour(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Drops the second copy of its message that uvicorn adds for terminals."""
-    event.pop("color_message", None)
-    return event
-
-
 def configure_logging(level: str) -> None:
-    """Sends structlog's events and the standard library's records, as JSON, to standard output.
+    """Write structlog events and standard library records to standard output as JSON.
 
     Args:
         level: ``debug``, ``info``, ``warning`` or ``error``.
     """
+
+    def drop_colour(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        # uvicorn adds a coloured copy of the message for terminals.
+        event.pop("color_message", None)
+        return event
+
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -36,7 +36,7 @@ def configure_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(), _without_colour],
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(), drop_colour],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
@@ -47,5 +47,5 @@ def configure_logging(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    # One line for every poll of Ray would bury the transitions.
+    # A line for each poll of Ray would hide the transitions.
     logging.getLogger("httpx").setLevel(max(logging.WARNING, root.level))

@@ -1,47 +1,176 @@
-"""The model catalogue, ``models.yaml``: the models that a stack serves, how, and within which limits."""
+"""The model catalogue: the models that a stack serves, how, and within which limits.
 
-import difflib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+``models.yaml`` and the section ``models`` of a stack file hold the same entries, which only this module checks.
+The stack file's entries are written to the ``models.yaml`` that the service's pods read.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
 
-from ray_job.contract.job_spec import Accelerator, EngineLane, ModelSpec
+from ray_job.contract.accelerators import (
+    ACCELERATORS,
+    OLDEST_SUPPORTED,
+    REQUIRED_CAPABILITY,
+    Accelerator,
+    Capability,
+    capability_text,
+    variant_for,
+)
+from ray_job.contract.cluster import GPU_RESOURCE
+from ray_job.contract.job_spec import EngineKind, ModelSpec
 from ray_job.contract.lines import ENDPOINTS
+from service.config_sections import Problem, Section, Step, key, problems_of, unknown_key
 from service.errors import SettingsError
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
+Count = Annotated[int, Field(ge=1)]
+# 15 stays 15 where entries are written to models.yaml.
+_Size = Annotated[
+    float, Field(gt=0, strict=False), PlainSerializer(lambda size: int(size) if size.is_integer() else size)
+]
 
 MAX_REQUESTS: Final = 50_000
 _TEXT_ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
-# Engine arguments that the catalogue has a key of its own for, so that there is one place for each.
-_OWN_KEYS: Final = ("model", "tensor_parallel_size", "pipeline_parallel_size")
+# Engine arguments that have a key in the catalogue, so that each is set in one place.
+_OWN_KEYS: Final = MappingProxyType(
+    {
+        "model": "source",
+        "tensor_parallel_size": "tensor_parallel_size",
+        "pipeline_parallel_size": "pipeline_parallel_size",
+    }
+)
+_FILE_KEYS: Final = ("accelerators", "models")
+# The name is also that of a node pool, and so part of labels and of pods' names.
+_ACCELERATOR_NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
+_ADVICE: Final = MappingProxyType({"dtype": "Use float16.", "kv_cache_dtype": "Leave it out."})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
-    """The most that one batch of a model may hold: requests, and bytes of one line."""
+class ModelLimits(Section):
+    """The most that one batch of a model may hold."""
 
-    max_requests: int = MAX_REQUESTS
-    max_line_bytes: int = 10 * 1024 * 1024
+    max_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] = key(
+        "lines of one input file", 1000, default=MAX_REQUESTS, unit="lines"
+    )
+    max_line_bytes: Count = key("length of one line", 1_048_576, default=10 * 1024 * 1024, unit="bytes")
+
+
+class ModelEntry(Section):
+    """A model that the stack serves."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)] = key("the name that requests use", "llama-3.1-8b")
+    source: Annotated[str, Field(min_length=1)] | None = key(
+        "the directory of the model, or any name that vLLM accepts; required except in the `http` engine",
+        "/models/llama-3.1-8b-instruct",
+        default=None,
+    )
+    engine: EngineKind = key("what answers requests", "processor", default="direct")
+    accelerator: str = key("what an engine runs on: an accelerator of the table, or `cpu`", "a10g", default="cpu")
+    weights_gib: _Size | None = key(
+        "memory of the weights as the engine holds them; required on GPUs of a cluster", 15, default=None, unit="GiB"
+    )
+    tensor_parallel_size: Count = key("GPUs that share each layer of one engine", 4, default=1, unit="GPUs")
+    pipeline_parallel_size: Count = key(
+        "groups of GPUs that share the layers of one engine", 2, default=1, unit="groups"
+    )
+    concurrency: Count = key("engines that work at the same time", 3, default=1, unit="engines")
+    batch_size: Annotated[int, Field(ge=0)] = key(
+        "lines that are enough for a part object, or those of one call of an engine other than `direct`; 0 means 256 "
+        "for `direct` and 64 otherwise",
+        128,
+        default=0,
+        unit="lines",
+    )
+    max_concurrent_batches: Count = key(
+        "calls in flight on one engine; `direct` has none and keeps its engine's window full",
+        8,
+        default=4,
+        unit="calls",
+    )
+    engine_args: dict[str, Any] = key(
+        "vLLM's engine arguments by vLLM's names", {"dtype": "float16", "max_model_len": 8192}, default={}
+    )
+    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, strict=False)] = key(
+        "the endpoints that the model answers", ["/v1/embeddings"], default=_TEXT_ENDPOINTS
+    )
+    base_url: str = key(
+        "the endpoint that the `http` engine calls; ends in /v1", "http://10.50.0.10:8000/v1", default=""
+    )
+    engine_num_cpus: Annotated[float, Field(gt=0, strict=False)] = key(
+        "CPUs that one engine reserves in Ray", 2.0, default=1.0, unit="CPUs"
+    )
+    stage_num_cpus: Annotated[float, Field(gt=0, strict=False)] = key(
+        "CPUs that one reading, preparing or writing worker reserves in Ray", 0.5, default=0.25, unit="CPUs"
+    )
+    limits: ModelLimits = key("see below", {}, default=ModelLimits())
+
+    def catalogue_model(self) -> "CatalogueModel":
+        """Return the model as the service and its jobs use it."""
+        fields = self.model_dump(exclude={"endpoints", "limits", "source", "weights_gib"})
+        return CatalogueModel(
+            spec=ModelSpec(source=self.source or self.id, **fields),
+            endpoints=tuple(endpoint for endpoint in ENDPOINTS if endpoint in self.endpoints),
+            limits=self.limits,
+            weights_gib=self.weights_gib,
+        )
+
+
+class AcceleratorSection(Section):
+    """A GPU that the built-in table lacks. A row with the name of a built-in one replaces it."""
+
+    memory_mib: Count = key(
+        "memory of one GPU as `nvidia-smi --query-gpu=memory.total --format=csv` reports it", 95_830, unit="MiB"
+    )
+    compute_capability: Annotated[
+        str,
+        BeforeValidator(lambda value: str(value) if isinstance(value, float) else value),
+        Field(pattern=r"^\d{1,2}\.\d$"),
+    ] = key("its CUDA compute capability, 7.0 or newer", "9.0")
+    resource: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$")] = key(
+        "the extended resource that its device plugin registers", "nvidia.com/mig-1g.12gb", default=GPU_RESOURCE
+    )
+    image_variant: Literal["v100", "cuda13"] | None = key(
+        "the Ray image; without it `cuda13` from 7.5, `v100` below", "cuda13", default=None
+    )
+
+    def row(self, name: str) -> Accelerator:
+        """Return the row of the accelerator table."""
+        capability = self.capability
+        return Accelerator(
+            name=name,
+            resource=self.resource,
+            memory_mib=self.memory_mib,
+            capability=capability,
+            image_variant=self.image_variant or variant_for(capability),
+            source=f"accelerators.{name}",
+        )
+
+    @property
+    def capability(self) -> Capability:
+        """``compute_capability`` as numbers."""
+        major, _, minor = self.compute_capability.partition(".")
+        return int(major), int(minor)
+
+
+Accelerators = dict[str, AcceleratorSection]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueModel:
     """One model: what the job needs (``spec``), and which endpoints it answers within which limits.
 
-    ``weights_gib`` is the memory of its weights as the engine holds them, in GiB; None where nobody has said.
+    ``weights_gib`` is the memory of its weights as the engine holds them, in GiB; None where it is unknown.
     """
 
     spec: ModelSpec
     endpoints: tuple[str, ...] = _TEXT_ENDPOINTS
-    limits: ModelLimits = ModelLimits()
+    limits: ModelLimits = field(default_factory=ModelLimits)
     weights_gib: float | None = None
 
     @property
@@ -50,53 +179,15 @@ class CatalogueModel:
         return self.spec.id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalogue:
-    """All models, by id, in the order of the file."""
-
-    models: Mapping[str, CatalogueModel] = field(default_factory=lambda: MappingProxyType({}))
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-_Count = Annotated[int, Field(ge=1)]
-
-
-class _Limits(_Strict):
-    max_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] = MAX_REQUESTS
-    max_line_bytes: Annotated[int, Field(ge=1)] = ModelLimits().max_line_bytes
-
-
-class _Model(_Strict):
-    id: Annotated[str, Field(min_length=1, max_length=128)]
-    source: Annotated[str, Field(min_length=1)] | None = None
-    lane: EngineLane = "direct"
-    accelerator: Accelerator = "cpu"
-    endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, strict=False)] = _TEXT_ENDPOINTS
-    engine_args: dict[str, Any] = {}
-    tensor_parallel_size: _Count = 1
-    pipeline_parallel_size: _Count = 1
-    concurrency: _Count = 1
-    batch_size: _Count = 64
-    max_concurrent_batches: _Count = 4
-    engine_num_cpus: Annotated[float, Field(gt=0, strict=False)] = 1.0
-    stage_num_cpus: Annotated[float, Field(gt=0, strict=False)] = 0.25
-    base_url: str = ""
-    weights_gib: Annotated[float, Field(gt=0, strict=False)] | None = None
-    limits: _Limits = _Limits()
-
-
-class _File(_Strict):
-    models: Annotated[list[_Model], Field(min_length=1)]
+# All models by id, in the order of the file.
+Catalogue = Mapping[str, CatalogueModel]
 
 
 def load_catalogue(path: Path | str) -> Catalogue:
-    """Reads a catalogue file.
+    """Read a catalogue file.
 
     Raises:
-        SettingsError: the file cannot be read or is wrong; the message lists every error with its path.
+        SettingsError: the file is unreadable or wrong; the message lists every error with its path.
     """
     try:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -110,101 +201,135 @@ def load_catalogue(path: Path | str) -> Catalogue:
 
 
 def parse_catalogue(raw: Any, *, name: str = "models.yaml") -> Catalogue:
-    """Makes a catalogue of what a YAML parser read; ``name`` is the file's name in messages.
+    """Check a catalogue that a YAML parser has read.
+
+    Args:
+        raw: the content.
+        name: the file's name in messages.
 
     Raises:
         SettingsError: see ``load_catalogue``.
     """
-    try:
-        parsed = _File.model_validate(raw)
-    except ValidationError as error:
-        # The rules between fields are told together with the rest, for each model whose own fields are right.
-        rules = _rule_errors(_valid_models(raw))
-        raise _settings_error(name, [*map(_described, error.errors()), *rules]) from error
-    if errors := list(_rule_errors(dict(enumerate(parsed.models)))):
-        raise _settings_error(name, errors)
-    return Catalogue(models=MappingProxyType({model.id: _catalogue_model(model) for model in parsed.models}))
+    if not isinstance(raw, Mapping):
+        raise SettingsError(f"the model catalogue {name} is wrong: it must be a mapping with the key models")
+    problems = [
+        Problem(path=(str(found),), message=unknown_key(str(found), list(_FILE_KEYS)))
+        for found in raw
+        if found not in _FILE_KEYS
+    ]
+    own, wrong_accelerators = parse_accelerators(raw.get("accelerators", {}))
+    entries, wrong_models = parse_models(raw.get("models"), accelerator_table(own))
+    problems += [*wrong_accelerators, *wrong_models]
+    if problems:
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise SettingsError(f"the model catalogue {name} is wrong:{lines}")
+    return MappingProxyType({entry.id: entry.catalogue_model() for entry in entries.values()})
 
 
-def _settings_error(name: str, errors: Iterable[str]) -> SettingsError:
-    lines = "".join(f"\n  {error}" for error in errors)
-    return SettingsError(f"the model catalogue {name} is wrong:{lines}")
+def parse_accelerators(raw: Any) -> tuple[Accelerators, list[Problem]]:
+    """Check the section ``accelerators``. Wrong rows are left out of the result.
 
-
-def _valid_models(raw: Any) -> dict[int, _Model]:
-    models = raw.get("models") if isinstance(raw, dict) else None
-    valid: dict[int, _Model] = {}
-    for index, model in enumerate(models if isinstance(models, list) else []):
+    Returns:
+        The valid rows by name, and what is wrong.
+    """
+    if not isinstance(raw, Mapping):
+        return {}, [Problem(path=("accelerators",), message=f"must be a mapping of names to rows, not {raw!r}")]
+    valid: Accelerators = {}
+    problems: list[Problem] = []
+    for name, row in raw.items():
+        at: tuple[Step, ...] = ("accelerators", str(name))
+        if str(name) in ("cpu", "system") or not _ACCELERATOR_NAME.fullmatch(str(name)):
+            message = "is not a usable name: lower case letters, digits and hyphens, at most 30; not cpu or system"
+            problems.append(Problem(path=at, message=message))
+            continue
         try:
-            valid[index] = _Model.model_validate(model)
-        except ValidationError:
-            continue  # its errors are told already
-    return valid
+            section = AcceleratorSection.model_validate(row)
+        except ValidationError as error:
+            problems += problems_of(error, AcceleratorSection, row, at=at)
+            continue
+        if section.capability < OLDEST_SUPPORTED:
+            oldest = capability_text(OLDEST_SUPPORTED)
+            message = f"must be at least {oldest}, the oldest GPU with an image, not {section.compute_capability}"
+            problems.append(Problem(path=(*at, "compute_capability"), message=message))
+            continue
+        valid[str(name)] = section
+    return valid, problems
 
 
-def _described(error: ErrorDetails) -> str:
-    path = _path(error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"{path}: there is no such key; {_nearest(str(error['loc'][-1]), _keys_at(error['loc']))}"
-    if error["type"] in ("model_type", "model_attributes_type"):
-        return f"{path or 'the file'}: must be a mapping of keys to values"
-    if error["type"] == "missing":
-        return f"{path}: is required"
-    return f"{path}: {error['msg'][:1].lower()}{error['msg'][1:]}, not {str(error['input'])[:80]!r}"
+def accelerator_table(own: Mapping[str, AcceleratorSection]) -> dict[str, Accelerator]:
+    """Return the built-in accelerators together with a file's own."""
+    return {**ACCELERATORS, **{name: section.row(name) for name, section in own.items()}}
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).removeprefix(".")
+def parse_models(raw: Any, accelerators: Mapping[str, Accelerator]) -> tuple[dict[int, ModelEntry], list[Problem]]:
+    """Check the section ``models``, each entry once.
+
+    Args:
+        raw: the list of entries as a YAML parser read it.
+        accelerators: the known accelerators by name.
+
+    Returns:
+        The valid entries by index, and what is wrong with the others.
+    """
+    if not isinstance(raw, list) or not raw:
+        return {}, [Problem(path=("models",), message="must be a list of at least one model")]
+    valid: dict[int, ModelEntry] = {}
+    problems: list[Problem] = []
+    first: dict[str, int] = {}
+    for index, value in enumerate(raw):
+        at: tuple[Step, ...] = ("models", index)
+        try:
+            entry = ModelEntry.model_validate(value)
+        except ValidationError as error:
+            problems += problems_of(error, ModelEntry, value, at=at)
+            continue
+        found = [Problem(path=(*at, *path), message=message) for path, message in _entry_problems(entry, accelerators)]
+        if first.setdefault(entry.id, index) != index:
+            message = f"{entry.id!r} is the id of models[{first[entry.id]}] too; ids must be unique"
+            found.append(Problem(path=(*at, "id"), message=message))
+        problems += found
+        if not found:
+            valid[index] = entry
+    return valid, problems
 
 
-def _keys_at(location: tuple[int | str, ...]) -> list[str]:
-    owners: dict[int, type[BaseModel]] = {1: _File, 3: _Model}
-    return list(owners.get(len(location), _Limits).model_fields)
+def catalogue_yaml(entries: Mapping[int, ModelEntry], own: Mapping[str, AcceleratorSection]) -> str:
+    """Write ``models.yaml``: the keys that the entries set, and the accelerators that the built-in table lacks."""
+    content: dict[str, Any] = {"models": [entry.model_dump(exclude_unset=True) for entry in entries.values()]}
+    if own:
+        content["accelerators"] = {name: section.model_dump(exclude_unset=True) for name, section in own.items()}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def _nearest(key: str, valid: list[str]) -> str:
-    near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(valid)}"
-
-
-def _rule_errors(models: Mapping[int, _Model]) -> Iterator[str]:
-    times = Counter(model.id for model in models.values())
-    for index, model in models.items():
-        path = f"models[{index}]"
-        if times[model.id] > 1:
-            yield f"{path}.id: {model.id!r} stands there {times[model.id]} times; ids must be unique"
-        yield from _source_errors(path, model)
-        yield from _engine_argument_errors(path, model)
-
-
-def _source_errors(path: str, model: _Model) -> Iterator[str]:
-    if model.lane == "http":
-        if not model.base_url.startswith(("http://", "https://")) or not model.base_url.endswith("/v1"):
-            yield f"{path}.base_url: the http lane needs the URL of an endpoint that ends in /v1, e.g. http://host:8000/v1"
+def _entry_problems(
+    entry: ModelEntry, accelerators: Mapping[str, Accelerator]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Check the rules between the keys of an entry; yield path and message."""
+    if entry.engine == "http":
+        if not entry.base_url.startswith(("http://", "https://")) or not entry.base_url.endswith("/v1"):
+            yield (
+                ("base_url",),
+                "the http engine needs the URL of an endpoint that ends in /v1, e.g. http://host:8000/v1",
+            )
+    else:
+        if entry.source is None:
+            yield ("source",), "is required: a directory or any model id that vLLM accepts"
+        if entry.base_url:
+            yield ("base_url",), f"belongs to the http engine only, this is engine {entry.engine}"
+    arguments = {name.replace("-", "_"): value for name, value in entry.engine_args.items()}
+    for name, own_key in _OWN_KEYS.items():
+        if name in arguments:
+            yield ("engine_args", name), f"set {own_key} of the model instead"
+    accelerator = accelerators.get(entry.accelerator)
+    if accelerator is None:
+        yield ("accelerator",), unknown_key(entry.accelerator, list(accelerators), kind="accelerator")
         return
-    if model.source is None:
-        yield f"{path}.source: is required: a directory or any model id that vLLM accepts"
-    if model.base_url:
-        yield f"{path}.base_url: belongs to the http lane only, this is lane {model.lane}"
-
-
-def _engine_argument_errors(path: str, model: _Model) -> Iterator[str]:
-    arguments = {key.replace("-", "_"): value for key, value in model.engine_args.items()}
-    for key in _OWN_KEYS:
-        if key in arguments:
-            yield f"{path}.engine_args.{key}: set {path}.{'source' if key == 'model' else key} instead"
-    if model.accelerator == "v100":
-        for key in ("dtype", "quantization", "kv_cache_dtype"):
-            value = str(arguments.get(key, "")).lower()
-            if value.startswith(("bfloat16", "bf16", "fp8")):
-                yield f"{path}.engine_args.{key}: a v100 cannot compute in {value}; use float16"
-
-
-def _catalogue_model(model: _Model) -> CatalogueModel:
-    fields = model.model_dump(exclude={"endpoints", "limits", "source", "weights_gib"})
-    return CatalogueModel(
-        spec=ModelSpec(source=model.source or model.id, **fields),
-        endpoints=tuple(endpoint for endpoint in ENDPOINTS if endpoint in model.endpoints),
-        limits=ModelLimits(**model.limits.model_dump()),
-        weights_gib=model.weights_gib,
-    )
+    for name in REQUIRED_CAPABILITY.keys() & arguments.keys():
+        value = str(arguments[name])
+        if needed := accelerator.missing_capability(name, value):
+            advice = _ADVICE.get(name) or f"Use one of {', '.join(accelerator.quantizations)}, or unquantized weights."
+            has = capability_text(accelerator.capability or OLDEST_SUPPORTED)
+            message = (
+                f"{value} needs compute capability {capability_text(needed)}; {accelerator.name} has {has}. {advice}"
+            )
+            yield ("engine_args", name), message

@@ -10,46 +10,46 @@ from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """What was written: its size in bytes and the SHA-256 of its content."""
+    """Size in bytes and SHA-256 digest of an object that was written."""
 
     size_bytes: int
     sha256: bytes
 
 
 class ObjectStore(Protocol):
-    """Keeps objects by key. Safe to use from several threads at once.
+    """Objects by key. Safe to use from several threads.
 
-    Every method raises ``ObjectStoreError`` when the store cannot be reached, and
-    ``ObjectNotFoundError`` for a key that is not there (both in ``service.errors``).
+    Every method raises ``ObjectStoreError`` if the store is unreachable, and ``ObjectNotFoundError`` if a key does not
+    exist (both in ``service.errors``).
     """
 
     def put(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
-        """Writes an object from a stream, whole or not at all; replaces an older one."""
+        """Write an object from a stream, completely or not at all. Replace an existing one."""
         ...
 
     def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
-        """Streams an object from byte ``start``, in chunks of at most 1 MiB."""
+        """Stream an object from byte ``start``, in chunks of at most 1 MiB."""
         ...
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """Every key that starts with ``prefix``, in lexical order."""
+        """Yield every key that starts with ``prefix``, in lexical order."""
         ...
 
     def delete(self, key: str) -> None:
-        """Deletes an object; a key that is not there is no error."""
+        """Delete an object. A missing key is not an error."""
         ...
 
     def location(self) -> ObjectStoreLocation:
-        """How a Ray job reaches the same objects."""
+        """Return the location from which a Ray job reaches the same objects."""
         ...
 
     def check(self) -> None:
-        """Raises ObjectStoreError unless the store answers."""
+        """Raise ObjectStoreError unless the store answers."""
         ...
 
 
 class JobState(StrEnum):
-    """The states of a job; ``missing``: the launcher knows no such job (any more)."""
+    """States of a job. ``missing``: the launcher does not know the job, or no longer does."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -61,14 +61,14 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job's state and, where it failed or waits, the reason in words.
+    """State of a job, with the reason if it failed or waits.
 
     Attributes:
-        state: its state.
-        message: the reason in words; empty where there is none.
-        is_stuck: it waits for what waiting does not bring, such as an image that is not there.
-        is_working: of one that runs: False while its workers still wait for their nodes.
-        is_final: of one that failed: the same job would fail again, as where its model is not in the object store.
+        state: the state.
+        message: the reason; empty if there is none.
+        is_stuck: the job waits for something that time alone cannot fix, such as an image that does not exist.
+        is_working: False for a running job whose workers still wait for their nodes.
+        is_final: the job failed, and would fail again unchanged, for example because its model is missing.
     """
 
     state: JobState
@@ -79,24 +79,24 @@ class JobStatus:
 
 
 class Launcher(Protocol):
-    """Runs ``ray_job`` with a job spec. Every method raises ``LauncherError`` when Ray cannot be reached."""
+    """Runs ``ray_job`` with a job spec. Every method raises ``LauncherError`` if Ray is unreachable."""
 
     def refusal(self, model: ModelSpec) -> str:
-        """Why no job of a model can ever run here, and what to do; empty where one can, or nobody knows."""
+        """Return why no job of a model can run here, and what to do. Empty if one can, or if that is unknown."""
         ...
 
     def launch(self, spec: JobSpec) -> None:
-        """Starts a job; launching the same ``spec.job_id`` again changes nothing.
+        """Start a job. Launching the same ``spec.job_id`` again changes nothing.
 
         Raises:
-            LaunchRefusedError: it is refused as it is.
+            LaunchRefusedError: the job is refused as it is.
         """
         ...
 
     def status(self, job_id: str) -> JobStatus:
-        """The job's state now."""
+        """Return the current state of a job."""
         ...
 
     def stop(self, job_id: str) -> None:
-        """Asks a job to end; a job that ended or never was is no error."""
+        """Ask a job to end. A job that has ended or never existed is not an error."""
         ...

@@ -1,6 +1,6 @@
-"""Webhook endpoints: where a project wants to hear of the end of its batches, and how each message is signed.
+"""Webhook endpoints, to which the end of a project's batches is posted, and the signatures of the messages.
 
-Messages and signatures follow Standard Webhooks, as OpenAI's do: the official client verifies them with
+Messages and signatures follow Standard Webhooks, as OpenAI's do. The official client verifies them with
 ``client.webhooks.unwrap``. Sources: https://www.standardwebhooks.com and
 https://platform.openai.com/docs/guides/webhooks.
 """
@@ -9,11 +9,11 @@ import base64
 import ipaddress
 import random
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import orjson
@@ -24,21 +24,21 @@ from service.errors import CloisterError
 
 MAX_URL_LENGTH: Final = 2_048
 
-# As long as OpenAI tries.
+# OpenAI retries for the same time.
 GIVEN_UP_AFTER: Final = timedelta(hours=72)
 _FIRST_RETRY_S: Final = 5
 _MAX_RETRY_S: Final = 4 * 3600
 
-# From link-local addresses a cloud tells each machine who asks its credentials; whoever may name a URL must not make
-# the service speak to them. fd00:ec2::254 is AWS' own, outside of fe80::/10. Other private addresses are what most
-# receivers beside a private stack have.
+# Clouds hand out a machine's credentials at link-local addresses, so no webhook may be sent there. fd00:ec2::254 is
+# AWS's address for this, outside of fe80::/10. Other private addresses are allowed: most receivers near a private stack
+# have one.
 _AWS_METADATA: Final = ipaddress.ip_address("fd00:ec2::254")
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class EventType(StrEnum):
-    """OpenAI's names of what can be told about a batch."""
+    """Event of a batch, by OpenAI's names."""
 
     COMPLETED = "batch.completed"
     FAILED = "batch.failed"
@@ -47,12 +47,12 @@ class EventType(StrEnum):
 
 
 class WebhookUrlError(CloisterError):
-    """A URL that no webhook is sent to; the message says why and what to give instead."""
+    """A URL that webhooks must not be sent to. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A webhook endpoint without its secret; ``created_at`` is aware."""
+    """A webhook endpoint, without its secret. ``created_at`` is aware."""
 
     id: str
     name: str
@@ -62,15 +62,32 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """What is posted, byte for byte, and with which headers."""
+class Delivery:
+    """A row of ``webhook_deliveries`` with the URL and secret of its endpoint.
 
-    content: bytes
-    headers: Mapping[str, str]
+    Attributes:
+        event_id: the id of the message, the same at each attempt.
+        endpoint_id: the endpoint.
+        batch_id: the batch that ended.
+        type: an ``EventType``.
+        created_at: when the batch ended; aware.
+        attempts: how often it was sent, this attempt included.
+        url: the endpoint's URL.
+        secret: the endpoint's signing secret.
+    """
+
+    event_id: str
+    endpoint_id: str
+    batch_id: str
+    type: str
+    created_at: datetime
+    attempts: int
+    url: str
+    secret: str
 
 
 def check_url(url: str) -> None:
-    """Refuses a URL that can be told to be wrong without a lookup of its host.
+    """Refuse a URL that is invalid, as far as this is known without resolving its host.
 
     Raises:
         WebhookUrlError: not http or https, no host, with credentials, too long, or a link-local address.
@@ -91,12 +108,12 @@ def check_url(url: str) -> None:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return  # a name: its addresses are checked each time when it is sent to
+        return  # a host name: its addresses are checked at each delivery
     check_address(address)
 
 
 def check_address(address: IpAddress) -> None:
-    """Refuses an address that a webhook must not be sent to.
+    """Refuse an address that webhooks must not be sent to.
 
     Raises:
         WebhookUrlError: a link-local address.
@@ -110,45 +127,37 @@ def check_address(address: IpAddress) -> None:
         )
 
 
-def new_secret() -> str:
-    """A signing secret of 256 random bits in the form of Standard Webhooks."""
-    return f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
-
-
-def message(delivery: Mapping[str, Any], now: datetime) -> Message:
-    """The signed message of a row of ``webhook_deliveries``: the same content and id at each attempt.
+def sign_message(delivery: Delivery, now: datetime) -> tuple[bytes, dict[str, str]]:
+    """Return content and headers of the signed message of a delivery. Content and id are the same at each attempt.
 
     Args:
-        delivery: event_id, type, batch_id, created_at and the endpoint's secret.
-        now: aware UTC; receivers refuse what was signed more than five minutes ago.
+        delivery: the delivery.
+        now: aware, UTC. Receivers refuse messages that were signed more than five minutes ago.
     """
-    event_id: str = delivery["event_id"]
+    event_id = delivery.event_id
     content = orjson.dumps(
         {
             "id": event_id,
             "object": "event",
-            "created_at": int(delivery["created_at"].timestamp()),
-            "type": delivery["type"],
-            "data": {"id": delivery["batch_id"]},
+            "created_at": int(delivery.created_at.timestamp()),
+            "type": delivery.type,
+            "data": {"id": delivery.batch_id},
         }
     )
-    signature = Webhook(delivery["secret"]).sign(event_id, now, content.decode())
-    return Message(
-        content=content,
-        headers={
-            "content-type": "application/json",
-            "user-agent": "cloister",
-            "webhook-id": event_id,
-            "webhook-timestamp": str(int(now.timestamp())),
-            "webhook-signature": signature,
-        },
-    )
+    signature = Webhook(delivery.secret).sign(event_id, now, content.decode())
+    return content, {
+        "content-type": "application/json",
+        "user-agent": "cloister",
+        "webhook-id": event_id,
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": signature,
+    }
 
 
 def next_try(created_at: datetime, attempts: int, now: datetime) -> datetime | None:
-    """When to try again after ``attempts`` failures: 5 s later, 10 s, 20 s, … at most 4 h; None to give up.
+    """Return when to retry after ``attempts`` failures: 5 s later, 10 s, 20 s, … at most 4 h. None to give up.
 
-    A fifth more or less, so that what failed together does not come back together.
+    The pause varies by a fifth, so that deliveries that failed together are not retried together.
     """
     pause_s = min(_MAX_RETRY_S, _FIRST_RETRY_S * 2 ** min(attempts - 1, 20))
     following = now + timedelta(seconds=pause_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
@@ -158,13 +167,13 @@ def next_try(created_at: datetime, attempts: int, now: datetime) -> datetime | N
 def create_endpoint(
     pool: Pool, *, project_id: str, url: str, events: Collection[EventType], name: str, actor: str
 ) -> tuple[Endpoint, str]:
-    """Makes an endpoint; returns it and its secret, which is not shown again.
+    """Create an endpoint; return it and its signing secret of 256 random bits, which is not shown again.
 
     Raises:
         WebhookUrlError: see ``check_url``.
     """
     check_url(url)
-    secret = new_secret()
+    secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"  # the form of Standard Webhooks
     values = {
         "id": f"we_{secrets.token_hex(12)}",
         "project_id": project_id,
@@ -176,12 +185,12 @@ def create_endpoint(
     }
     with pool.connection() as connection:
         row = connection.execute(query("insert_webhook_endpoint"), values).fetchone()
-    assert row is not None  # noqa: S101 - INSERT … RETURNING gives a row
+    assert row is not None  # noqa: S101 - INSERT … RETURNING returns a row
     return Endpoint(**row), secret
 
 
 def find_endpoint(pool: Pool, *, project_id: str, endpoint_id: str) -> Endpoint | None:
-    """One endpoint of a project."""
+    """Return an endpoint of a project, or None if the project has no such endpoint."""
     with pool.connection() as connection:
         row = connection.execute(
             query("webhook_endpoint_by_id"), {"id": endpoint_id, "project_id": project_id}
@@ -192,14 +201,14 @@ def find_endpoint(pool: Pool, *, project_id: str, endpoint_id: str) -> Endpoint 
 def list_endpoints(
     pool: Pool, *, project_id: str, limit: int | None = None, after: str | None = None
 ) -> list[Endpoint]:
-    """A project's endpoints, the newest first, from the one that follows ``after``."""
+    """Return a project's endpoints, the newest first, starting behind the endpoint ``after``."""
     values = {"project_id": project_id, "limit": limit, "after": after}
     with pool.connection() as connection:
         return [Endpoint(**row) for row in connection.execute(query("list_webhook_endpoints"), values)]
 
 
 def delete_endpoint(pool: Pool, *, project_id: str | None, endpoint_id: str, actor: str) -> bool:
-    """Deletes an endpoint, of this project or of any if None; false when there is none such."""
+    """Delete an endpoint of a project, or of any project if None; return False if it does not exist."""
     values = {"id": endpoint_id, "project_id": project_id, "actor": actor}
     with pool.connection() as connection:
         return connection.execute(query("delete_webhook_endpoint"), values).fetchone() is not None

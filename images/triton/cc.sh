@@ -1,6 +1,6 @@
 #!/bin/sh
-# Stands for a C compiler, of which the image has none: Triton asks for one to compile a file of its own, always the
-# same, and that was done when the image was built (images/triton/prebuild.sh).
+# Replaces the C compiler, which the image lacks. Triton runs one to compile a file of its own, always the same.
+# images/triton/prebuild.sh has compiled it when the image was built.
 #
 #   cc.sh SOURCE … -o MODULE …
 set -eu

@@ -1,19 +1,19 @@
 #!/bin/sh
-# Compiles the one C file of Triton's NVIDIA backend, which Triton would otherwise compile when it first sees a GPU.
+# Compile the one C file of Triton's NVIDIA backend, which Triton would otherwise compile when it first sees a GPU.
 #
 #   prebuild.sh PYTHON DIRECTORY
 #
-# DIRECTORY gets the module, named by the SHA-256 of its source; images/triton/cc.sh hands it out.
+# DIRECTORY receives the module, named after the SHA-256 of its source; images/triton/cc.sh copies it from there.
 set -eu
 python=$1 directory=$2
 
-command -v gcc >/dev/null || { echo "BUILD_BASE has no gcc: name an image that has, for the build alone" >&2; exit 1; }
+command -v gcc >/dev/null || { echo "BUILD_BASE has no gcc: use an image that has gcc, for the build only" >&2; exit 1; }
 backend=$("$python" -c 'import importlib.util as u, pathlib as p
 print(p.Path(u.find_spec("triton").origin).parent / "backends/nvidia")')
 headers=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
 [ -e "$headers/Python.h" ] || { echo "BUILD_BASE has no $headers/Python.h: install Python's headers there" >&2; exit 1; }
 
-# The driver's own library comes from the node: an empty one of its name stands for it here.
+# The driver's library comes from the node: an empty one of the same name replaces it here.
 work=$(mktemp -d)
 : >"$work/empty.c"
 gcc -shared -Wl,-soname,libcuda.so.1 -o "$work/libcuda.so.1" "$work/empty.c"

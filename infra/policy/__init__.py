@@ -1,9 +1,9 @@
-"""What holds for every resource of every stack, as pure functions over manifests.
+"""Invariants of every resource of every stack, as pure functions over manifests.
 
-An invariant takes manifests and tells what is wrong with them. It knows nothing of the program that made them, so it
-catches what the program forgets.
+A check takes manifests and yields problems in them, each with the name of its invariant. It is independent of the
+program that created the manifests, so it catches the program's mistakes.
 """
 
-from infra.policy.invariants import INVARIANTS, Invariant, Violation, violations
+from infra.policy.invariants import INVARIANTS, Violation, violations
 
-__all__ = ["INVARIANTS", "Invariant", "Violation", "violations"]
+__all__ = ["INVARIANTS", "Violation", "violations"]

@@ -1,34 +1,16 @@
-"""All invariants by name, the named exceptions with their reasons, and how they are asked."""
+"""The invariants and the checks that find violations, and the exceptions to them with their reasons."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from infra.manifests import Manifest, with_templates
 from infra.policy import object_invariants, pod_invariants, stack_invariants
-
-OneManifest = Callable[[Manifest], Iterator[str]]
-AllManifests = Callable[[Sequence[Manifest]], Iterator[tuple[Manifest, str]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invariant:
-    """Something that holds for all resources.
-
-    Attributes:
-        name: of the function that checks it.
-        meaning: one sentence.
-        check: gives each manifest that breaks it, with what is wrong.
-    """
-
-    name: str
-    meaning: str
-    check: AllManifests
+from infra.rendering.manifests import Manifest, with_templates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One resource that breaks one invariant."""
+    """A resource that violates an invariant."""
 
     invariant: str
     resource: str
@@ -40,14 +22,14 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exemption:
-    """A resource for which an invariant need not hold.
+    """A violation that is allowed.
 
     Attributes:
-        invariant: its name.
-        kind: of the resource.
-        component: its label ``app.kubernetes.io/component``.
-        problem: the one problem that is allowed; a part of its text.
-        reason: why it has to be.
+        invariant: name of the invariant.
+        kind: kind of the resource.
+        component: the resource's label ``app.kubernetes.io/component``.
+        problem: a substring of the one problem that is allowed.
+        reason: why it cannot be avoided.
     """
 
     invariant: str
@@ -63,80 +45,85 @@ EXEMPTIONS: Final = (
         kind="DaemonSet",
         component="device-plugin",
         problem="/var/lib/kubelet/device-plugins of the node",
-        reason="a device plugin tells the kubelet of its devices through a socket in this directory",
+        reason="a device plugin registers its devices with the kubelet through a socket in this directory",
     ),
     Exemption(
         invariant="restricted_security_context",
         kind="DaemonSet",
         component="device-plugin",
         problem="may run as root",
-        reason="that directory belongs to root, and nobody else may open a socket in it",
+        reason="that directory belongs to root, so only root can create a socket in it",
     ),
 )
 
 
-def _each(check: OneManifest) -> AllManifests:
-    def all_manifests(manifests: Sequence[Manifest]) -> Iterator[tuple[Manifest, str]]:
-        for manifest in manifests:
-            for problem in check(manifest):
-                yield manifest, problem
+INVARIANTS: Final[Mapping[str, str]] = {
+    "images_by_digest": "Every image has a digest: a tag can move to other content.",
+    "restricted_security_context": "Every pod follows the restricted profile of Kubernetes' pod security standards.",
+    "read_only_root_file_system": "No container can change its own programs; it writes to volumes only.",
+    "requests_and_limits": "Every container has requests and limits of CPU and memory.",
+    "nothing_of_the_host": "No pod has access to its node's files, network or processes.",
+    "no_secret_in_an_environment": "Secrets reach containers as files: pod descriptions, crash reports and child "
+    "processes show an environment.",
+    "probes_on_servers": "Every container that listens on a port has a readiness and a liveness probe.",
+    "owner_labels": "Labels of every object and every pod name their stack and component.",
+    "explicit_names": "Every object has a name and, unless it is cluster-scoped, a namespace other than `default`.",
+    "no_wildcard_rights": "A role lists its rights without wildcards, and no account is an administrator of the "
+    "cluster.",
+    "secrets_only_in_secrets": "Secret values are in Secrets only, and are secret in Pulumi's state.",
+    "data_is_kept": "Objects that hold data are protected from deletion, and stay in the cluster after a destroy.",
+    "no_open_flows": "A NetworkPolicy names the peers that it allows, and never allows all of them.",
+    "reached_by_ingress_only": "No Service opens a port outside the cluster, and an Ingress uses TLS for each of its "
+    "hosts.",
+    "default_deny": "In every namespace of the stack, connections are denied unless another policy allows them.",
+    "tokens_only_with_rights": "A pod has a token of the Kubernetes API only if its service account is bound to a role "
+    "of the stack.",
+    "disruption_budgets": "A workload with several replicas keeps at least one of them while nodes are drained, and "
+    "allows the drain.",
+    "unique_objects": "No two resources of a program are the same object.",
+}
+"""The statement of each invariant by name. The checks yield problems under these names."""
 
-    return all_manifests
-
-
-def _invariant(check: OneManifest | AllManifests, asked: AllManifests) -> Invariant:
-    return Invariant(name=check.__name__, meaning=(check.__doc__ or "").strip(), check=asked)
-
-
-_OF_ONE: Final[tuple[OneManifest, ...]] = (
-    pod_invariants.images_by_digest,
-    pod_invariants.restricted_security_context,
-    pod_invariants.read_only_root_file_system,
-    pod_invariants.requests_and_limits,
-    pod_invariants.nothing_of_the_host,
-    pod_invariants.no_secret_in_an_environment,
-    pod_invariants.probes_on_servers,
-    object_invariants.owner_labels,
-    object_invariants.explicit_names,
-    object_invariants.no_wildcard_rights,
-    object_invariants.secrets_only_in_secrets,
-    object_invariants.data_is_kept,
-    object_invariants.no_open_flows,
-    object_invariants.reached_by_ingress_only,
+_MANIFEST_CHECKS: Final[tuple[Callable[[Manifest], pod_invariants.Problems], ...]] = (
+    pod_invariants.image_problems,
+    pod_invariants.pod_problems,
+    pod_invariants.container_problems,
+    object_invariants.metadata_problems,
+    object_invariants.right_problems,
+    object_invariants.data_problems,
+    object_invariants.network_problems,
 )
-_OF_ALL: Final[tuple[AllManifests, ...]] = (
+_STACK_CHECKS: Final[tuple[Callable[[Sequence[Manifest]], stack_invariants.StackProblems], ...]] = (
     stack_invariants.default_deny,
     stack_invariants.tokens_only_with_rights,
     stack_invariants.disruption_budgets,
     stack_invariants.unique_objects,
 )
 
-INVARIANTS: Final = (
-    *(_invariant(check, _each(check)) for check in _OF_ONE),
-    *(_invariant(check, check) for check in _OF_ALL),
-)
-
 
 def violations(given: Sequence[Manifest], *, exemptions: Sequence[Exemption] = EXEMPTIONS) -> tuple[Violation, ...]:
-    """Everything that is wrong with the manifests of a stack, and with the templates inside of them.
+    """Return all violations in the manifests of a stack, and in the job templates inside its ConfigMaps.
 
     Args:
         given: all manifests of one stack.
-        exemptions: what is not told.
+        exemptions: violations to leave out.
     """
     manifests = with_templates(tuple(given))
+    found = [
+        (name, manifest, problem)
+        for check in _MANIFEST_CHECKS
+        for manifest in manifests
+        for name, problem in check(manifest)
+    ]
+    for check_stack in _STACK_CHECKS:
+        found += check_stack(manifests)
     return tuple(
-        Violation(invariant=invariant.name, resource=manifest.title, problem=problem)
-        for invariant in INVARIANTS
-        for manifest, problem in invariant.check(manifests)
-        if not any(_exempt(exemption, invariant, manifest, problem) for exemption in exemptions)
-    )
-
-
-def _exempt(exemption: Exemption, invariant: Invariant, manifest: Manifest, problem: str) -> bool:
-    return (
-        exemption.invariant == invariant.name
-        and exemption.kind == manifest.kind
-        and exemption.component == manifest.labels.get("app.kubernetes.io/component")
-        and exemption.problem in problem
+        Violation(invariant=name, resource=manifest.title, problem=problem)
+        for name, manifest, problem in found
+        if not any(
+            (exemption.invariant, exemption.kind) == (name, manifest.kind)
+            and exemption.component == manifest.labels.get("app.kubernetes.io/component")
+            and exemption.problem in problem
+            for exemption in exemptions
+        )
     )

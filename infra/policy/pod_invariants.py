@@ -1,123 +1,119 @@
-"""Invariants of pods, one manifest at a time."""
+"""Invariants of pods, in any kind of manifest: Deployments and Jobs as well as RayJobs."""
 
 import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from infra.manifests import Manifest
-from infra.policy.pods import containers, pod_specs
+from infra.rendering.manifests import Manifest
+from infra.rendering.recording import Path
 
+Problems = Iterator[tuple[str, str]]
+"""The invariants that a manifest violates, each with the problem."""
 _DIGEST: Final = re.compile(r"[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}")
 _SECRET_NAME: Final = re.compile(r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|CREDENTIALS?|ACCESS_KEY)$", re.IGNORECASE)
 _HOST_FIELDS: Final = ("hostNetwork", "hostPID", "hostIPC")
 _SERVERS: Final = ("Deployment", "StatefulSet", "DaemonSet")
 
 
-def images_by_digest(manifest: Manifest) -> Iterator[str]:
-    """Every image is named by its digest: a tag can be moved to other content."""
-    for title, container in containers(manifest):
+def _objects(value: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield every object in a value with its path, the outer ones first."""
+    if isinstance(value, dict):
+        yield path, value
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in children:
+        yield from _objects(item, (*path, key))
+
+
+def pods(manifest: Manifest) -> Iterator[tuple[dict[str, str] | None, dict[str, Any]]]:
+    """Yield the labels and the spec of every pod in a manifest; None for the labels of a pod without a template."""
+    for path, found in _objects(manifest.body):
+        if isinstance(found.get("containers"), list):
+            template: Any = manifest.body
+            for step in path[:-1]:
+                template = template[step]
+            yield (template.get("metadata") or {}).get("labels") or {} if len(path) > 1 else None, found
+
+
+def _containers(manifest: Manifest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every container of every pod, with a title such as ``container api``."""
+    for _, spec in pods(manifest):
+        for kind in ("containers", "initContainers", "ephemeralContainers"):
+            for container in spec.get(kind) or ():
+                title = "container" if kind == "containers" else "init container"
+                yield f"{title} {container.get('name', '')}", container
+
+
+def image_problems(manifest: Manifest) -> Problems:
+    """Find images without a digest, also those that an operator or a chart runs."""
+    invariant = "images_by_digest"
+    for title, container in _containers(manifest):
         image = str(container.get("image", ""))
         if not _DIGEST.fullmatch(image):
-            yield f"{title} has the image {image!r}"
+            yield invariant, f"{title} has the image {image!r}"
     if manifest.kind == "ImageCatalog":
         for image in manifest.body["spec"]["images"]:
             if not _DIGEST.fullmatch(image["image"]):
-                yield f"the catalogue has the image {image['image']!r}"
-    if manifest.body.get("apiVersion") == "helm.sh":
-        yield from _chart_images(manifest.body["spec"].get("values"))
-
-
-def _chart_images(values: Any) -> Iterator[str]:
-    """Charts write ``repository``, ``tag`` and often ``digest``, and join them by ``:`` or ``@``."""
-    if isinstance(values, list):
-        for item in values:
-            yield from _chart_images(item)
-    if not isinstance(values, dict):
+                yield invariant, f"the catalogue has the image {image['image']!r}"
+    if manifest.body.get("apiVersion") != "helm.sh":
         return
-    if isinstance(values.get("repository"), str) and ("tag" in values or "digest" in values):
-        parts = (values["repository"], str(values.get("tag") or ""), str(values.get("digest") or ""))
-        if not re.search(r"sha256:?[0-9a-f]{64}", ":".join(parts)):
-            yield f"the chart's image {values['repository']!r} has no digest"
-    for item in values.values():
-        yield from _chart_images(item)
+    # A chart has `repository` with `tag`, `digest` or both, and joins them with `:` or `@`.
+    for _, values in _objects(manifest.body["spec"].get("values")):
+        if isinstance(values.get("repository"), str) and ("tag" in values or "digest" in values):
+            reference = (values["repository"], str(values.get("tag") or ""), str(values.get("digest") or ""))
+            if not re.search(r"sha256:?[0-9a-f]{64}", ":".join(reference)):
+                yield invariant, f"the chart's image {values['repository']!r} has no digest"
 
 
-def restricted_security_context(manifest: Manifest) -> Iterator[str]:
-    """Every pod keeps to the restricted profile of Kubernetes' pod security standards."""
-    for _, spec in pod_specs(manifest):
-        pod = spec.get("securityContext") or {}
-        for kind in ("containers", "initContainers"):
-            for container in spec.get(kind) or ():
-                own = container.get("securityContext") or {}
-                for problem in _unrestricted(pod, own):
-                    yield f"container {container.get('name')}: {problem}"
+def pod_problems(manifest: Manifest) -> Problems:
+    """Check each pod for access to its node and against the restricted profile, and servers for their probes."""
+    for _, spec in pods(manifest):
+        yield from (("nothing_of_the_host", f"the pod has {name}") for name in _HOST_FIELDS if spec.get(name))
+        for volume in spec.get("volumes") or ():
+            if "hostPath" in volume:
+                path = volume["hostPath"].get("path")
+                yield "nothing_of_the_host", f"the volume {volume.get('name')} is {path} of the node"
+        for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ())):
+            own = container.get("securityContext") or {}
+            both = (spec.get("securityContext") or {}) | own
+            capabilities = own.get("capabilities") or {}
+            added = set(capabilities.get("add") or ()) - {"NET_BIND_SERVICE"}
+            problems = {
+                "may run as root": both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0,
+                "may get more privileges": own.get("allowPrivilegeEscalation") is not False,
+                "is privileged": own.get("privileged"),
+                "has capabilities": capabilities.get("drop") != ["ALL"] or added,
+                "has no seccomp profile": (both.get("seccompProfile") or {}).get("type")
+                not in {"RuntimeDefault", "Localhost"},
+            }
+            for problem, found in problems.items():
+                if found:
+                    yield "restricted_security_context", f"container {container.get('name')}: {problem}"
+        for container in spec["containers"]:
+            missing = [name for name in ("readinessProbe", "livenessProbe") if not container.get(name)]
+            if manifest.kind in _SERVERS and container.get("ports") and missing:
+                yield "probes_on_servers", f"container {container.get('name')} has no {' and no '.join(missing)}"
 
 
-def _unrestricted(pod: dict[str, Any], own: dict[str, Any]) -> Iterator[str]:
-    both = pod | own
-    if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
-        yield "may run as root"
-    if own.get("allowPrivilegeEscalation") is not False:
-        yield "may get more privileges"
-    if own.get("privileged"):
-        yield "is privileged"
-    capabilities = own.get("capabilities") or {}
-    if capabilities.get("drop") != ["ALL"] or set(capabilities.get("add") or ()) - {"NET_BIND_SERVICE"}:
-        yield "has capabilities"
-    if (both.get("seccompProfile") or {}).get("type") not in {"RuntimeDefault", "Localhost"}:
-        yield "has no seccomp profile"
-
-
-def read_only_root_file_system(manifest: Manifest) -> Iterator[str]:
-    """No container can change its own programs; what it writes goes to volumes."""
-    for title, container in containers(manifest):
+def container_problems(manifest: Manifest) -> Problems:
+    """Check the file system, resources, ports and environment of each container."""
+    for title, container in _containers(manifest):
         if (container.get("securityContext") or {}).get("readOnlyRootFilesystem") is not True:
-            yield f"{title} can write to its image's files"
-
-
-def requests_and_limits(manifest: Manifest) -> Iterator[str]:
-    """Every container says how much CPU and memory it needs, and at most takes."""
-    for title, container in containers(manifest):
+            yield "read_only_root_file_system", f"{title} can write to its image's files"
         given = container.get("resources") or {}
         for side in ("requests", "limits"):
             missing = [name for name in ("cpu", "memory") if not (given.get(side) or {}).get(name)]
             if missing:
-                yield f"{title} has no {side} of {' and '.join(missing)}"
-
-
-def nothing_of_the_host(manifest: Manifest) -> Iterator[str]:
-    """No pod sees its node's files, network or processes."""
-    for _, spec in pod_specs(manifest):
-        yield from (f"the pod has {name}" for name in _HOST_FIELDS if spec.get(name))
-        for volume in spec.get("volumes") or ():
-            if "hostPath" in volume:
-                yield f"the volume {volume.get('name')} is {volume['hostPath'].get('path')} of the node"
-    for title, container in containers(manifest):
+                yield "requests_and_limits", f"{title} has no {side} of {' and '.join(missing)}"
         for port in container.get("ports") or ():
             if port.get("hostPort"):
-                yield f"{title} takes the port {port['hostPort']} of the node"
-
-
-def no_secret_in_an_environment(manifest: Manifest) -> Iterator[str]:
-    """Secrets reach containers as files: an environment is shown by descriptions, crash reports and child processes."""
-    for title, container in containers(manifest):
+                yield "nothing_of_the_host", f"{title} uses the port {port['hostPort']} of the node"
         for source in container.get("envFrom") or ():
             if "secretRef" in source:
-                yield f"{title} takes all of the Secret {source['secretRef'].get('name')} into its environment"
+                secret = source["secretRef"].get("name")
+                yield "no_secret_in_an_environment", f"{title} has the whole Secret {secret} in its environment"
         for variable in container.get("env") or ():
             name, value = str(variable.get("name", "")), variable.get("value") or ""
             if "secretKeyRef" in (variable.get("valueFrom") or {}):
-                yield f"{title} has the variable {name} from a Secret"
+                yield "no_secret_in_an_environment", f"{title} has the variable {name} from a Secret"
             elif _SECRET_NAME.search(name) and value and not str(value).startswith("/"):
-                yield f"{title} has the variable {name} in clear"
-
-
-def probes_on_servers(manifest: Manifest) -> Iterator[str]:
-    """Every container that listens on a port says when it is ready, and when it must be started again."""
-    if manifest.kind not in _SERVERS:
-        return
-    for _, spec in pod_specs(manifest):
-        for container in spec["containers"]:
-            missing = [name for name in ("readinessProbe", "livenessProbe") if not container.get(name)]
-            if container.get("ports") and missing:
-                yield f"container {container.get('name')} has no {' and no '.join(missing)}"
+                yield "no_secret_in_an_environment", f"{title} has the variable {name} in plain text"

@@ -1,37 +1,33 @@
-"""Invariants that need all manifests of a stack at once."""
+"""Invariants that need all manifests of a stack."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
-from infra.manifests import Manifest
-from infra.policy.pods import pod_labels, pod_specs
+from infra.policy.pod_invariants import pods
+from infra.rendering.manifests import Manifest
 
-Found = Iterator[tuple[Manifest, str]]
+StackProblems = Iterator[tuple[str, Manifest, str]]
+"""The invariants that a stack violates, each with the manifest and the problem."""
 
 _BINDINGS: Final = ("RoleBinding", "ClusterRoleBinding")
 
 
-def default_deny(manifests: Sequence[Manifest]) -> Found:
-    """In every namespace of the stack nothing may talk to anything, unless another policy allows it."""
-    closed = {manifest.namespace for manifest in manifests if _denies_all(manifest)}
+def default_deny(manifests: Sequence[Manifest]) -> StackProblems:
+    """Find namespaces without a policy that denies everything."""
+    denied = set()
     for manifest in manifests:
-        if manifest.kind == "Namespace" and manifest.name not in closed:
-            yield manifest, "no NetworkPolicy denies everything by default"
+        spec = manifest.body.get("spec") or {}
+        selects_all = manifest.kind == "NetworkPolicy" and not spec.get("podSelector")
+        both_directions = set(spec.get("policyTypes") or ()) == {"Ingress", "Egress"}
+        if selects_all and both_directions and not spec.get("ingress") and not spec.get("egress"):
+            denied.add(manifest.namespace)
+    for manifest in manifests:
+        if manifest.kind == "Namespace" and manifest.name not in denied:
+            yield "default_deny", manifest, "no NetworkPolicy denies everything by default"
 
 
-def _denies_all(manifest: Manifest) -> bool:
-    spec: dict[str, Any] = manifest.body.get("spec") or {}
-    return (
-        manifest.kind == "NetworkPolicy"
-        and not spec.get("podSelector")
-        and set(spec.get("policyTypes") or ()) == {"Ingress", "Egress"}
-        and not spec.get("ingress")
-        and not spec.get("egress")
-    )
-
-
-def tokens_only_with_rights(manifests: Sequence[Manifest]) -> Found:
-    """A pod has a token of the cluster only where its service account is bound to a role of the stack."""
+def tokens_only_with_rights(manifests: Sequence[Manifest]) -> StackProblems:
+    """Find pods with a token of the Kubernetes API whose service account is bound to no role."""
     bound = {
         (subject.get("namespace"), subject.get("name"))
         for manifest in manifests
@@ -41,51 +37,49 @@ def tokens_only_with_rights(manifests: Sequence[Manifest]) -> Found:
     }
     namespaces = {name: namespace for namespace, name in bound}
     for manifest in manifests:
-        for _, spec in pod_specs(manifest):
+        for _, spec in pods(manifest):
             if spec.get("automountServiceAccountToken") is False:
                 continue
             account = spec.get("serviceAccountName", "default")
-            # A template has no namespace of its own yet.
+            # The service sets the namespace of a template.
             namespace = manifest.namespace or namespaces.get(account, "")
             if (namespace, account) not in bound:
-                yield manifest, f"a pod has a token of {account}, which is bound to no role"
+                yield "tokens_only_with_rights", manifest, f"a pod has a token of {account}, which is bound to no role"
 
 
-def disruption_budgets(manifests: Sequence[Manifest]) -> Found:
-    """Whatever runs more than once keeps at least one pod when nodes are emptied, and lets nodes be emptied."""
+def disruption_budgets(manifests: Sequence[Manifest]) -> StackProblems:
+    """Find workloads that a drain of nodes would stop, and budgets that would stop the drain."""
     budgets = [manifest for manifest in manifests if manifest.kind == "PodDisruptionBudget"]
+    max_replicas: dict[tuple[str, str, str], int] = {}
     for manifest in manifests:
-        replicas = (manifest.body.get("spec") or {}).get("replicas", 1)
-        if manifest.kind in {"Deployment", "StatefulSet"} and _replicas(manifest, manifests, replicas) > 1:
-            labels = next((labels for _, labels in pod_labels(manifest)), {})
-            if not any(_selects(budget, manifest.namespace, labels) for budget in budgets):
-                yield manifest, "no PodDisruptionBudget"
+        if manifest.kind == "HorizontalPodAutoscaler":
+            target = manifest.body["spec"]["scaleTargetRef"]
+            workload = (manifest.namespace, str(target.get("kind")), str(target.get("name")))
+            max_replicas[workload] = int(manifest.body["spec"].get("maxReplicas", 1))
+    for manifest in manifests:
+        workload = (manifest.namespace, manifest.kind, manifest.name)
+        replicas = max((manifest.body.get("spec") or {}).get("replicas", 1), max_replicas.get(workload, 0))
+        if manifest.kind not in {"Deployment", "StatefulSet"} or replicas <= 1:
+            continue
+        labels = next((labels for labels, _ in pods(manifest) if labels is not None), {})
+        selectors = [
+            (budget.body["spec"].get("selector") or {}).get("matchLabels") or {}
+            for budget in budgets
+            if budget.namespace == manifest.namespace
+        ]
+        if not any(selector and selector.items() <= labels.items() for selector in selectors):
+            yield "disruption_budgets", manifest, "no PodDisruptionBudget"
     for budget in budgets:
         spec = budget.body["spec"]
         if spec.get("maxUnavailable") in (0, "0%") or spec.get("minAvailable") == "100%":
-            yield budget, "no node with one of its pods can ever be emptied"
+            yield "disruption_budgets", budget, "nodes with one of its pods can never be drained"
 
 
-def _replicas(manifest: Manifest, manifests: Sequence[Manifest], replicas: int) -> int:
-    for other in manifests:
-        spec = other.body.get("spec") or {}
-        target = spec.get("scaleTargetRef") or {}
-        aimed_at = (other.namespace, target.get("kind"), target.get("name"))
-        if other.kind == "HorizontalPodAutoscaler" and aimed_at == (manifest.namespace, manifest.kind, manifest.name):
-            return max(replicas, int(spec.get("maxReplicas", 1)))
-    return replicas
-
-
-def _selects(budget: Manifest, namespace: str, labels: dict[str, str]) -> bool:
-    wanted = (budget.body["spec"].get("selector") or {}).get("matchLabels") or {}
-    return bool(wanted) and budget.namespace == namespace and wanted.items() <= labels.items()
-
-
-def unique_objects(manifests: Sequence[Manifest]) -> Found:
-    """No two resources of a program are the same object."""
+def unique_objects(manifests: Sequence[Manifest]) -> StackProblems:
+    """Find objects that the program creates twice."""
     seen: set[tuple[str, str, str, str]] = set()
     for manifest in manifests:
         identity = (str(manifest.body.get("apiVersion")), manifest.kind, manifest.namespace, manifest.name)
         if identity in seen and not manifest.template_of:
-            yield manifest, "the program makes it twice"
+            yield "unique_objects", manifest, "the program creates it twice"
         seen.add(identity)

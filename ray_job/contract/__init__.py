@@ -1,1 +1,1 @@
-"""What the service, the infrastructure program and the Ray job agree on. Imports the standard library only."""
+"""Contract of the service, the infrastructure program and the Ray job. Imports the standard library only."""

@@ -1,10 +1,10 @@
-"""How the process of a job ends. Ray tells the number in the job's message: ``… failed with exit code 4, last …``."""
+"""Exit codes of a job's process. Ray reports the code in the job's message: ``… failed with exit code 4, last …``."""
 
 from typing import Final
 
 EXIT_FAILED: Final = 1
-"""Another attempt may succeed; the last line of the log says why this one did not."""
+"""The job failed, and another attempt may succeed. The last line of the log is the reason."""
 EXIT_SUPERSEDED: Final = 3
-"""The batch needs this attempt no more."""
+"""The batch no longer needs this attempt."""
 EXIT_NO_MODEL: Final = 4
-"""The object store has no such model, or one too large for its volume: every attempt would end the same way."""
+"""The object store has no such model, or one too large for its volume. Every further attempt would end alike."""

@@ -1,21 +1,21 @@
 """Part objects: the results of some lines of a batch, in one object that is written once.
 
-A part is one JSON header line and then one line per row, sorted by line number:
+A part is one JSON header line followed by one line per row, sorted by line number:
 
     {"version":1,"batch_id":"batch_…","lines":[3,17],"lengths":[812,790],"outcomes":"cf",
      "usage":[[120,32,0,0],[118,0,0,0]],"sha256":"…"}
     {"id":"batch_req_…", …}        a complete line of the output file (outcome c)
     {"id":"batch_req_…", …}        or of the error file (outcome f)
 
-``lengths`` are bytes without the line break, ``sha256`` is the digest of everything after the header.
-A part counts as committed when its object exists: object stores write an object whole or not at all.
+``lengths`` are bytes without the line break. ``sha256`` is the digest of everything after the header.
+A part is committed when its object exists: object stores write an object whole or not at all.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from ray_job.contract.lines import Outcome
 
@@ -25,12 +25,12 @@ _OUTCOMES: Final[dict[str, Outcome]] = {letter: outcome for outcome, letter in _
 
 
 class PartError(ValueError):
-    """A part object that is damaged or was written by another version; the message names what is wrong."""
+    """A part object is damaged or has another version. The message names the object and quotes none of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens, in OpenAI's words for a batch's usage."""
+    """Token counts, by the names of a batch's ``usage`` in OpenAI's API."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -58,7 +58,17 @@ class PartRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartHeader:
-    """What a part says of itself. ``size_bytes`` is the header's own length with its line break."""
+    """The header of a part. Lists have one item per row, in the order of the rows.
+
+    Attributes:
+        batch_id: the batch of the rows.
+        lines: line numbers in the input file, ascending.
+        lengths: bytes of each row without its line break.
+        outcomes: the outcome of each row.
+        usage: the tokens of each row.
+        sha256: the digest of everything after the header, in hexadecimal.
+        size_bytes: the length of the header with its line break.
+    """
 
     batch_id: str
     lines: tuple[int, ...]
@@ -69,7 +79,7 @@ class PartHeader:
     size_bytes: int
 
     def offsets(self) -> Iterator[int]:
-        """Where each row starts, in bytes from the start of the object."""
+        """Yield the start of each row, in bytes from the start of the object."""
         offset = self.size_bytes
         for length in self.lengths:
             yield offset
@@ -77,7 +87,15 @@ class PartHeader:
 
 
 def encode_part(batch_id: str, rows: Sequence[PartRow]) -> bytes:
-    """The bytes of a part object. The rows may come in any order; no line may occur twice."""
+    """Return the bytes of a part object.
+
+    Args:
+        batch_id: the batch of the rows.
+        rows: the rows, in any order.
+
+    Raises:
+        PartError: two rows have the same line number.
+    """
     ordered = sorted(rows, key=lambda row: row.line)
     if len({row.line for row in ordered}) != len(ordered):
         raise PartError(f"a part of {batch_id} holds a line twice: {[row.line for row in ordered]}")
@@ -102,41 +120,38 @@ def encode_part(batch_id: str, rows: Sequence[PartRow]) -> bytes:
     return json.dumps(header, separators=(",", ":")).encode() + b"\n" + body
 
 
-def part_id(lines: Sequence[int]) -> str:
-    """The last segment of a part's key: made of the lines it holds, so that a retried write replaces itself."""
-    ordered = sorted(lines)
-    digest = hashlib.sha256(",".join(map(str, ordered)).encode()).hexdigest()
-    return f"{ordered[0]:08d}-{len(ordered):05d}-{digest[:16]}.part"
-
-
 def decode_header(line: bytes, key: str) -> PartHeader:
-    """Reads a header line (with its line break). ``key`` names the object in error messages.
+    """Read the header of a part.
+
+    Args:
+        line: the first line of the object, with its line break.
+        key: the key of the object, for error messages.
 
     Raises:
-        PartError: not a header, or of another version.
+        PartError: the line is not a header, or has another version.
     """
     try:
         raw = json.loads(line)
         version = raw["version"]
-        header = _header(raw, len(line)) if version == VERSION else None
+        header = None
+        if version == VERSION:
+            header = PartHeader(
+                batch_id=raw["batch_id"],
+                lines=tuple(raw["lines"]),
+                lengths=tuple(raw["lengths"]),
+                outcomes=tuple(_OUTCOMES[letter] for letter in raw["outcomes"]),
+                usage=tuple(
+                    Usage(input_tokens=i, output_tokens=o, cached_tokens=c, reasoning_tokens=r)
+                    for i, o, c, r in raw["usage"]
+                ),
+                sha256=raw["sha256"],
+                size_bytes=len(line),
+            )
     except (ValueError, KeyError, TypeError) as error:
-        raise PartError(f"part {key} has no readable header: {error!r}") from error
+        # Neither the error nor its message: they may quote a row.
+        raise PartError(f"part {key} has no readable header: {type(error).__name__}") from None
     if header is None:
         raise PartError(f"part {key} has version {version}, this program reads {VERSION}")
     if not len(header.lines) == len(header.lengths) == len(header.outcomes) == len(header.usage):
         raise PartError(f"part {key} has a header whose lists differ in length")
     return header
-
-
-def _header(raw: dict[str, Any], size_bytes: int) -> PartHeader:
-    return PartHeader(
-        batch_id=raw["batch_id"],
-        lines=tuple(raw["lines"]),
-        lengths=tuple(raw["lengths"]),
-        outcomes=tuple(_OUTCOMES[letter] for letter in raw["outcomes"]),
-        usage=tuple(
-            Usage(input_tokens=i, output_tokens=o, cached_tokens=c, reasoning_tokens=r) for i, o, c, r in raw["usage"]
-        ),
-        sha256=raw["sha256"],
-        size_bytes=size_bytes,
-    )

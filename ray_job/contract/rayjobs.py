@@ -1,6 +1,6 @@
-"""What the Pulumi program, which renders one RayJob template for each model, and the launcher agree on.
+"""Names and rules that the Pulumi program and the launcher share: the program renders a RayJob template for each model.
 
-A template is a complete RayJob in JSON. The launcher sets its name, two labels and the job spec, and nothing else.
+A template is a complete RayJob in JSON. The launcher sets its name, two labels and the job spec only.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ ATTEMPT_LABEL: Final = "cloister.dev/attempt"
 MODEL_ANNOTATION: Final = "cloister.dev/model"
 FINGERPRINT_ANNOTATION: Final = "cloister.dev/model-fingerprint"
 STUCK_LIMIT_ANNOTATION: Final = "cloister.dev/stuck-limit-s"
-"""For how many seconds a pod of the job may be stuck before the batch is given up."""
+"""Seconds that a pod of the job may be stuck before its batch fails."""
 NODE_LIMIT_ANNOTATION: Final = "cloister.dev/node-limit-s"
-"""On a pod: for how many seconds its pool may be without a node; not there where nodes are made on demand."""
+"""On a pod: seconds that its pool may be without a node. Absent if nodes are created on demand."""
 
 HOSTS_ANNOTATION: Final = "cloister.dev/hosts-per-engine"
-"""On a GPU pod: how many pods one engine spreads over; not there where it is one."""
+"""On a GPU pod: number of pods that one engine spreads over. Absent if it is one."""
 
-# KubeRay makes names of pods and services from it and refuses a longer one.
+# KubeRay derives names of pods and services from it, and refuses a longer one.
 MAX_NAME_LENGTH: Final = 47
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -37,9 +37,9 @@ class RayJobNameError(ValueError):
 
 
 def rayjob_name(job_id: str) -> str:
-    """The name of a job's RayJob: ``batch_0f3c…-1`` → ``batch-0f3c…-1``.
+    """Return the name of a job's RayJob: ``batch_0f3c…-1`` → ``batch-0f3c…-1``.
 
-    The name is the job's identity: the API server takes it once.
+    The name identifies the job: the API server accepts it once.
 
     Raises:
         RayJobNameError: the id is too long or has other characters than lower case letters, digits, ``_`` and ``-``.
@@ -54,9 +54,9 @@ def rayjob_name(job_id: str) -> str:
 
 
 def template_key(model_id: str) -> str:
-    """The file name of a model's template, and so a key of a ConfigMap: ``llama-3.1-8b-1f0c3a5b7d.json``.
+    """Return the file name of a model's template, which is a key of a ConfigMap: ``llama-3.1-8b-1f0c3a5b7d.json``.
 
-    A model's id may have any characters; the digest keeps two ids apart that look the same without them.
+    A model's id may have any characters. The digest distinguishes ids that differ only in characters that a key lacks.
     """
     plain = re.sub(r"[^a-z0-9.]+", "-", model_id.lower()).strip("-.")[:60]
     digest = hashlib.sha256(model_id.encode()).hexdigest()[:10]
@@ -64,6 +64,6 @@ def template_key(model_id: str) -> str:
 
 
 def model_fingerprint(model: ModelSpec) -> str:
-    """Changes with everything in a model's spec. A template is good for the model that it was rendered for only."""
+    """Return a digest of all settings of a model. A template is valid only for the model that it was rendered for."""
     fields = json.dumps(dataclasses.asdict(model), sort_keys=True, default=str)
     return hashlib.sha256(fields.encode()).hexdigest()[:32]

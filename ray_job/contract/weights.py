@@ -1,30 +1,28 @@
-"""What ``python -m ray_job.weights`` is told: which objects are a model, and where its directory is to be."""
+"""Input of ``python -m ray_job.weights``: the objects of a model, and the directory to copy them to."""
 
 import json
 from dataclasses import dataclass
 from typing import Final
 
-from ray_job.contract.job_spec import ObjectStoreLocation
+from ray_job.contract.job_spec import JobSpecError, ObjectStoreLocation
 
 WEIGHTS_VARIABLE: Final = "CLOISTER_WEIGHTS"
-
-
-class WeightsError(ValueError):
-    """The variable cannot be read."""
+MODELS_DIRECTORY: Final = "/models"
+"""The directory of the models in every pod of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsCopy:
-    """One model's directory, from the object store.
+    """One model's directory, to be copied from the object store.
 
     Attributes:
-        object_store: where the objects are.
-        prefix: of their keys, ending in ``/``; what follows is the file's path in the directory.
-        directory: where they go.
-        whole: with the weights; without them only what renders and tokenizes.
-        volume_gib: how much the volume of the directory holds, in GiB.
-        engine_volume_gib: how much the volume of an engine's pod holds, which gets the weights too, in GiB.
-        load_format: vLLM's engine argument. With ``auto`` weights that vLLM would not load are left out.
+        object_store: the store that holds the objects.
+        prefix: the start of their keys, ending in ``/``. The rest of a key is the file's path in the directory.
+        directory: the target directory.
+        whole: copy the weights too. Without them the copy can only render and tokenize prompts.
+        volume_gib: the size of the volume that holds the directory, in GiB.
+        engine_volume_gib: the size of the volume of an engine's pod, which gets the weights too, in GiB.
+        load_format: vLLM's engine argument. With ``auto``, weights that vLLM would not load are left out.
     """
 
     object_store: ObjectStoreLocation
@@ -37,13 +35,13 @@ class WeightsCopy:
 
     @classmethod
     def from_json(cls, text: str) -> "WeightsCopy":
-        """Reads the variable's value.
+        """Read the value of the variable.
 
         Raises:
-            WeightsError: it is not JSON, or a field is missing or unknown.
+            JobSpecError: it is not JSON, or a field is missing or unknown.
         """
         try:
             raw = json.loads(text)
             return cls(**{**raw, "object_store": ObjectStoreLocation(**raw["object_store"])})
         except (ValueError, KeyError, TypeError) as error:
-            raise WeightsError(f"cannot read {WEIGHTS_VARIABLE}: {error}") from error
+            raise JobSpecError(f"cannot read {WEIGHTS_VARIABLE}: {error}") from error

@@ -1,89 +1,263 @@
-"""The direct lane: each Ray Data actor runs vLLM's own OpenAI API application beside it and posts lines to it."""
+"""The direct engine: Ray actors, each with vLLM's own OpenAI application, fed row by row by the driver.
+
+driver: lines in execution order ▶ one share per engine ▶ actor: window of rows ▶ vLLM ▶ part ▶ driver: totals
+
+The first engine starts while the driver still reads the input. A large share is split among engines that have no rows
+left. An engine without work ends at once, which releases its GPUs.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+import logging
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
 
-from ray_job.contract.job_spec import JobSpec, ModelSpec
+from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.parts import Usage
 from ray_job.engines.engine_args import effective_engine_args, engine_flags
 from ray_job.engines.engine_process import EngineProcess
-from ray_job.engines.isolation import Answer, Isolation
-from ray_job.rows import Request
+from ray_job.engines.part_buffer import PartBuffer
+from ray_job.engines.row_window import Answer, RowWindow
+from ray_job.engines.shares import Shares
+from ray_job.errors import EngineUnavailableError
+from ray_job.input_lines import InputLines, Twin
+from ray_job.object_store import write_part
+from ray_job.progress import Totals
+from ray_job.rows import Request, parse_request, part_row
 from ray_job.weights import require_model
 
-if TYPE_CHECKING:
-    import numpy as np
-    from ray.data import Dataset
+logger = logging.getLogger(__name__)
 
-Columns = dict[str, Any]
+# Rows in flight per sequence that the engine runs at once: some wait inside the engine for a free place.
+WINDOW_PER_SEQUENCE: Final = 1.1
+# Another engine starts for each further this many rows: fewer are done before it is ready.
+ROWS_PER_ENGINE: Final = 256
+SEGMENT_ROWS: Final = 16
+SEGMENT_BYTES: Final = 4 << 20
+DEATHS_WITHOUT_PROGRESS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Lines of one part object, and their totals."""
+
+    lines: tuple[int, ...]
+    totals: Totals
 
 
 class DirectEngine:
-    """The actor: one engine, many batches of requests in flight on it.
+    """An actor with one engine, which is started again after it died.
 
-    The engine starts with the actor and starts again when it died.
+    Args:
+        spec: the job.
     """
 
-    def __init__(self, model: ModelSpec) -> None:
-        self._source = model.source
-        self._options = engine_flags(effective_engine_args(model))
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._options = engine_flags(effective_engine_args(spec.model))
+        self._twins: dict[int, list[Twin]] = {}
+        self._commits: asyncio.Queue[Commit | Exception | None] = asyncio.Queue()
+
+    async def start(self) -> None:
+        """Start the engine and wait until it is ready.
+
+        Raises:
+            EngineUnavailableError: the engine ended first, or its model is missing.
+        """
+        require_model(self._spec.model.source)
         self._process = EngineProcess(self._options)
-        self._ready = False
-        self._starting = asyncio.Lock()
-        self._isolation = Isolation(self._ask)
+        await self._process.wait_ready()
 
-    async def __call__(self, batch: "dict[str, np.ndarray]") -> AsyncIterator[Columns]:
-        """Answers one batch of requests; see ``ray_job.engines`` for the columns."""
-        requests = [
-            Request(line=int(line), custom_id=custom_id, url=url, body=bytes(body))
-            for line, custom_id, url, body in zip(
-                batch["line"], batch["custom_id"], batch["url"], batch["body"], strict=True
+    async def open(self, engines: int) -> None:
+        """Begin to take rows, as one of so many engines of the job."""
+        self._buffer = PartBuffer(self._spec.model.part_rows, writers=engines)
+        rows = math.ceil(self._process.max_num_seqs * WINDOW_PER_SEQUENCE)
+        self._window = RowWindow(self, self._add_row, rows=rows, ahead=SEGMENT_ROWS)
+        self._work = asyncio.create_task(self._run())
+
+    async def add(self, rows: Sequence[tuple[int, bytes, list[Twin]]]) -> None:
+        """Take line numbers, lines and the lines that share their answers; return when there is room for more."""
+        self._twins |= {line: twins for line, _, twins in rows if twins}
+        await self._window.add([parse_request(line, raw) for line, raw, _ in rows])
+
+    async def close(self) -> None:
+        """Commit what is left when all rows are answered."""
+        await self._window.close()
+
+    async def next_commit(self) -> Commit | None:
+        """Wait for the next part; return None after the last one.
+
+        Raises:
+            JobError: see ``ray_job.errors``.
+        """
+        commit = await self._commits.get()
+        if isinstance(commit, Exception):
+            raise commit
+        return commit
+
+    async def ask(self, request: Request) -> Answer:
+        """See ``row_window.Engine``."""
+        return await self._process.post(request.url, request.body)
+
+    async def restart(self) -> None:
+        """See ``row_window.Engine``."""
+        await self._process.stop()
+        self._process = EngineProcess(self._options)
+        await self._process.wait_ready()
+
+    async def _run(self) -> None:
+        try:
+            await run_together(self._answer(), self._commit())
+        except Exception as error:  # noqa: BLE001 - next_commit raises it
+            self._commits.put_nowait(error)
+        else:
+            self._commits.put_nowait(None)
+
+    async def _answer(self) -> None:
+        await self._window.run()
+        await self._buffer.close()
+
+    async def _add_row(self, request: Request, answer: Answer) -> None:
+        lines = [(request.line, request.custom_id), *self._twins.pop(request.line, [])]
+        await self._buffer.add([part_row(self._spec.batch_id, line, custom_id, *answer) for line, custom_id in lines])
+
+    async def _commit(self) -> None:
+        while rows := await self._buffer.take():
+            await asyncio.to_thread(write_part, self._spec.object_store, self._spec.batch_id, rows)
+            completed = sum(row.outcome == "completed" for row in rows)
+            totals = Totals(
+                completed=completed, failed=len(rows) - completed, usage=sum((row.usage for row in rows), Usage())
             )
-        ]
-        answers = await self._isolation.answers(requests)
-        yield response_columns(requests, answers)
-
-    async def _ask(self, request: Request) -> Answer:
-        process = await self._running()
-        return await process.post(request.url, request.body)
-
-    async def _running(self) -> EngineProcess:
-        async with self._starting:
-            if self._ready and not self._process.alive():
-                await self._process.stop()
-                self._process, self._ready = EngineProcess(self._options), False
-            if not self._ready:
-                require_model(self._source)
-                await self._process.wait_ready()
-                self._ready = True
-            return self._process
+            self._commits.put_nowait(Commit(lines=tuple(row.line for row in rows), totals=totals))
 
 
-def response_columns(requests: list[Request], answers: list[Answer]) -> Columns:
-    """Requests and their answers as the columns of a response batch."""
-    return {
-        "line": [request.line for request in requests],
-        "custom_id": [request.custom_id for request in requests],
-        "status_code": [status for status, _ in answers],
-        "response_body": [body for _, body in answers],
-    }
+class DirectRun:
+    """The engines of a job and the rows that they still have to answer. Use it as a context manager, in the driver.
+
+    Args:
+        spec: the job.
+        report: receives the totals of each part that was committed.
+    """
+
+    def __init__(self, spec: JobSpec, report: Callable[[Totals], None]) -> None:
+        self._spec = spec
+        self._report = report
+        self._reporting = asyncio.Lock()
+        self._done = asyncio.Event()
+        self._started: list[tuple[Any, Any]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import ray
+
+        for actor, _ in self._started:
+            ray.kill(actor)
+
+    def start_engine(self) -> None:
+        """Start one engine before the lines are known."""
+        import ray
+
+        model = self._spec.model
+        options: dict[str, Any] = {"num_cpus": model.engine_num_cpus, "num_gpus": model.num_gpus or None}
+        actor = ray.remote(**options)(DirectEngine).remote(self._spec)
+        self._started.append((actor, actor.start.remote()))
+
+    def answer(self, lines: InputLines) -> None:
+        """Answer all lines, in about the order in which they are given.
+
+        Raises:
+            JobError: see ``ray_job.errors``.
+        """
+        asyncio.run(self._answer(lines))
+
+    async def _answer(self, lines: InputLines) -> None:
+        engines = min(self._spec.model.concurrency, math.ceil(len(lines) / ROWS_PER_ENGINE))
+        self._lines, self._left = lines, lines.total
+        self._shares = Shares(lines.costs, engines)
+        loops = asyncio.ensure_future(run_together(*(self._use_engine(each, engines) for each in range(engines))))
+        done = asyncio.ensure_future(self._done.wait())
+        # An engine may still wait for its node when the others have answered all rows.
+        await asyncio.wait({loops, done}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (loops, done):
+            task.cancel()
+        await asyncio.wait({loops, done})
+        if not self._done.is_set():
+            loops.result()
+
+    async def _use_engine(self, number: int, engines: int) -> None:
+        """Run rows on one engine until none is left. Replace its actor if that dies."""
+        import ray
+        from ray.exceptions import RayError, RayTaskError
+
+        deaths = 0
+        while True:
+            if not self._started:
+                self.start_engine()
+            actor, started = self._started.pop()
+            pending: dict[int, int] = {}
+            left = self._left
+            try:
+                await started
+                await actor.open.remote(engines)
+                await run_together(self._feed(actor, number, pending), self._collect(actor, pending))
+            except RayTaskError:
+                raise
+            except RayError as error:
+                deaths = deaths + 1 if self._left == left else 1
+                logger.warning("an engine worker ended (%s); its rows run again", type(error).__name__)
+                if deaths == DEATHS_WITHOUT_PROGRESS:
+                    raise EngineUnavailableError(
+                        f"the worker of an engine ended {deaths} times before it committed a row "
+                        f"({type(error).__name__}): check the memory of its node or pod"
+                    ) from error
+                self._shares.give_back(pending.values())
+            else:
+                return
+            finally:
+                ray.kill(actor)
+
+    async def _feed(self, actor: Any, number: int, pending: dict[int, int]) -> None:
+        """Send rows to an engine, as soon as it has room for them."""
+        while True:
+            segment: list[tuple[int, bytes, list[Twin]]] = []
+            size = 0
+            while len(segment) < SEGMENT_ROWS and size < SEGMENT_BYTES:
+                position = self._shares.take(number)
+                if position is None:
+                    break
+                line, raw = self._lines.read(position)
+                pending[line] = position
+                segment.append((line, raw, self._lines.twins(position)))
+                size += len(raw)
+            if not segment:
+                break
+            await actor.add.remote(segment)
+        await actor.close.remote()
+
+    async def _collect(self, actor: Any, pending: dict[int, int]) -> None:
+        """Report the parts of an engine until its last one."""
+        while (commit := await actor.next_commit.remote()) is not None:
+            for line in commit.lines:
+                pending.pop(line, None)
+            async with self._reporting:
+                await asyncio.to_thread(self._report, commit.totals)
+            self._left -= len(commit.lines)
+            if not self._left:
+                self._done.set()
 
 
-def direct_lane(spec: JobSpec, requests: "Dataset") -> "Dataset":
-    """Adds the engine stage of the direct lane: ``concurrency`` actors, each with its GPUs and one engine."""
-    from ray.data import ActorPoolStrategy
-
-    model = spec.model
-    return requests.map_batches(
-        DirectEngine,
-        fn_constructor_args=(model,),
-        batch_size=None,
-        zero_copy_batch=True,
-        compute=ActorPoolStrategy(
-            size=model.concurrency,
-            max_tasks_in_flight_per_actor=model.max_concurrent_batches + 1,
-        ),
-        num_cpus=model.engine_num_cpus,
-        num_gpus=model.num_gpus or None,
-        max_concurrency=model.max_concurrent_batches,
-    )
+async def run_together(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run coroutines concurrently. The first error of one cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(each) for each in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

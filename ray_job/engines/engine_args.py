@@ -8,11 +8,11 @@ from ray_job.contract.job_spec import ModelSpec
 
 
 def effective_engine_args(model: ModelSpec) -> dict[str, Any]:
-    """The model's engine arguments with the defaults of this stack below them, by vLLM's Python names.
+    """Return the model's engine arguments and the defaults of this stack, by vLLM's Python names.
 
-    On a CPU chunked prefill is off: a request with a seed whose prefill is split over two steps ends
-    vLLM's CPU engine ("CPU Generator does not use offset", seen with vLLM 0.32), and with it every
-    request in flight. Everywhere else vLLM's defaults hold: prefix caching and chunked prefill are on.
+    An engine argument of the model overrides a default. On a CPU, chunked prefill is off: a request with a seed whose
+    prefill is split over two steps ends vLLM's CPU engine ("CPU Generator does not use offset", seen with vLLM 0.32),
+    and with it every request in flight. On a GPU vLLM's own defaults apply: prefix caching and chunked prefill are on.
     """
     defaults: dict[str, Any] = {
         "enable_prefix_caching": True,
@@ -27,13 +27,16 @@ def effective_engine_args(model: ModelSpec) -> dict[str, Any]:
             # One process for scheduler and worker: two of them would wait for each other on the same cores.
             defaults["distributed_executor_backend"] = "uni"
     if model.engine_args.get("runner") == "pooling":
-        # A pooling model has no decode steps and so no use for a cache of prefixes.
+        # A pooling model has no decode steps and does not use a prefix cache.
         defaults.pop("enable_prefix_caching")
     return {**defaults, **model.engine_args, "model": model.source, "served_model_name": model.id}
 
 
 def engine_flags(engine_args: Mapping[str, Any]) -> list[str]:
-    """Engine arguments as vLLM's command line takes them: ``{"max_model_len": 8}`` → ``["--max-model-len", "8"]``."""
+    """Convert engine arguments to vLLM's command-line options.
+
+    Example: ``{"max_model_len": 8}`` → ``["--max-model-len", "8"]``. Arguments that are None are left out.
+    """
     flags: list[str] = []
     for name, value in engine_args.items():
         option = name.replace("_", "-")

@@ -1,108 +1,159 @@
-"""One engine server as a child process: start it, wait until it answers, talk to it, end it."""
+"""An engine server that runs as a child process: start it, wait until it is ready, post to it, stop it."""
 
 import asyncio
 import contextlib
+import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 
-from ray_job.errors import EngineStartError
+from ray_job.errors import EngineUnavailableError
 
-POLL_S = 0.1
-STOP_TIMEOUT_S = 10.0
-LOG_TAIL_BYTES = 60_000
+ENGINE_SERVER: Final = ("-m", "ray_job.engines.engine_server")
+# The server writes it beside its socket before the socket appears.
+LIMITS_FILE: Final = "limits.json"
+POLL_INTERVAL_S: Final = 0.1
+STOP_TIMEOUT_S: Final = 10.0
+LOG_TAIL_BYTES: Final = 60_000
 # Ray keeps the last ten lines of a job's log.
-LOG_TAIL_LINES = 6
-# Time for a sibling's end to show after a connection broke, before the break is called something else.
-EXIT_GRACE_S = 5.0
+LOG_TAIL_LINES: Final = 6
+# A process that dies closes its connections a moment before its parent can see its exit.
+EXIT_GRACE_S: Final = 5.0
 
 
 class EngineDiedError(Exception):
-    """The engine ended while it worked on a request."""
+    """The engine exited, or broke off its response, while it worked on a request."""
 
 
 class EngineProcess:
-    """A running engine server. Its files lie in a directory of its own that ``stop`` removes."""
+    """A running engine server. ``stop`` removes the directory that holds its socket, log and temporary files.
 
-    def __init__(self, options: Sequence[str]) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="engine-"))
-        self._socket = self._directory / "s"
-        self._log = self._directory / "log"
+    Args:
+        options: vLLM's command-line options.
+        program: arguments of Python that name the server to run.
+        exit_grace_s: how long to wait for the process to exit after a connection broke.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[str],
+        *,
+        program: Sequence[str] = ENGINE_SERVER,
+        exit_grace_s: float = EXIT_GRACE_S,
+    ) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="engine-"))
+        self._socket = self.directory / "s"
+        self._log = self.directory / "log"
+        self._exit_grace_s = exit_grace_s
+        # Each request in flight is a connection, on both sides; many systems allow 1,024 files by default.
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment["TMPDIR"] = str(self._directory)  # vLLM leaves its sockets and rendezvous files there
+        environment["TMPDIR"] = str(self.directory)  # vLLM leaves its sockets and rendezvous files there
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ray_job.engines.engine_server", str(self._socket), *options],
+                [sys.executable, *program, str(self._socket), *options],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
             )
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: list[aiohttp.ClientSession] = []
 
-    async def wait_ready(self) -> None:
-        """Returns when the engine answers.
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that the ready engine runs at once."""
+        return int(json.loads((self.directory / LIMITS_FILE).read_text())["max_num_seqs"])
 
-        Raises:
-            EngineStartError: the process ended before that; the message holds the last lines of its log, and says
-                at its end what the engine core died of.
-        """
-        while not self._socket.exists():
-            if self._process.poll() is not None:
-                log = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
-                last = "\n".join(log[-LOG_TAIL_LINES:])
-                raise EngineStartError(
-                    f"the last lines of the engine's log:\n{last}\nThe engine ended with exit code "
-                    f"{self._process.returncode} before it was ready; check the model's source and engine_args"
-                    f"{core_error(log)}"
-                )
-            await asyncio.sleep(POLL_S)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path=str(self._socket), limit=0),
-            timeout=aiohttp.ClientTimeout(total=None),
-        )
+    @property
+    def pid(self) -> int:
+        """The process id of the server."""
+        return self._process.pid
 
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Return whether the process is running."""
         return self._process.poll() is None
 
-    async def post(self, url: str, body: bytes) -> tuple[int, bytes]:
-        """Posts a JSON body to a path of vLLM's API; returns the HTTP status and the response body.
+    async def wait_ready(self) -> None:
+        """Wait until the engine answers.
 
         Raises:
-            EngineDiedError: the engine ended before it had answered.
+            EngineUnavailableError: the process exited first. The message holds the last lines of its log and ends with
+                the error of the engine core.
         """
-        if self._session is None:
-            raise EngineDiedError("the engine is not ready")
-        try:
-            async with self._session.post(
-                f"http://engine{url}", data=body, headers={"content-type": "application/json"}
-            ) as response:
-                return response.status, await response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            await self._wait_for_exit()
-            raise EngineDiedError(f"the engine ended while it worked on a request: {error!r}") from error
+        while not self._socket.exists():
+            if not self.alive():
+                log = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
+                last_lines = "\n".join(log[-LOG_TAIL_LINES:])
+                # The core is a separate process. The last lines of vLLM's log report only that it failed.
+                core_errors = [line for line in log if line.startswith("(EngineCore") and " ERROR " in line]
+                core_error = f": {core_errors[-1].rpartition('] ')[2].strip()}" if core_errors else ""
+                raise EngineUnavailableError(
+                    f"the last lines of the engine's log:\n{last_lines}\nThe engine ended with exit "
+                    f"code {self._process.returncode} before it was ready; check the model's source and engine_args"
+                    f"{core_error}"
+                )
+            await asyncio.sleep(POLL_INTERVAL_S)
+        # The first session keeps its connections, the second opens a new one for each request.
+        self._sessions = [
+            aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(path=str(self._socket), limit=0, force_close=force_close),
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+            for force_close in (False, True)
+        ]
 
-    async def _wait_for_exit(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, EXIT_GRACE_S)
+    async def post(self, url: str, body: bytes) -> tuple[int, bytes]:
+        """Post a JSON body to a path of vLLM's API.
+
+        A server may close an idle connection while this event loop is busy, and the loop learns of it only when it
+        uses the connection. So a request that fails on a kept connection of a live engine, before any part of the
+        response arrived, is sent once more on a new connection.
+
+        Returns:
+            The HTTP status and the response body.
+
+        Raises:
+            EngineDiedError: the engine exited or broke off its response.
+        """
+        failure: Exception | None = None
+        for session in self._sessions:
+            responding = False
+            try:
+                async with session.post(
+                    f"http://engine{url}", data=body, headers={"content-type": "application/json"}
+                ) as response:
+                    responding = True
+                    return response.status, await response.read()
+            except (aiohttp.ClientError, OSError) as error:
+                failure = error
+                if responding or not self.alive():
+                    break
+        if failure is None:
+            raise EngineDiedError("the engine is not ready")
+        deadline = time.monotonic() + self._exit_grace_s
+        while self.alive() and time.monotonic() < deadline:  # noqa: ASYNC110 - a process sets no asyncio.Event
+            await asyncio.sleep(POLL_INTERVAL_S)
+        raise EngineDiedError(f"the engine ended while it worked on a request: {type(failure).__name__}") from failure
 
     async def stop(self) -> None:
-        """Ends the process and removes its files."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-        await asyncio.to_thread(self.stop_now)
+        """Stop the process and remove its files."""
+        sessions, self._sessions = self._sessions, []
+        for session in sessions:
+            await session.close()
+        await asyncio.to_thread(self._stop_process)
 
-    def stop_now(self) -> None:
-        """Ends the process and removes its files, without an event loop."""
+    def _stop_process(self) -> None:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
@@ -111,13 +162,4 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def core_error(log: Sequence[str]) -> str:
-    """What the engine core died of, as ``: AttributeError: …``; empty where the log does not tell.
-
-    The core is a process of its own. vLLM's last words are then only that it failed, and to look further up.
-    """
-    told = [line for line in log if line.startswith("(EngineCore") and " ERROR " in line]
-    return f": {told[-1].rpartition('] ')[2].strip()}" if told else ""
+        shutil.rmtree(self.directory, ignore_errors=True)

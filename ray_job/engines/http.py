@@ -1,9 +1,8 @@
-"""The http lane: ``ray.data.llm``'s HTTP processor against an OpenAI-compatible endpoint that already runs.
+"""The http engine: ``ray.data.llm``'s HTTP processor with an OpenAI-compatible endpoint that is already running.
 
-The processor alone has one URL for all rows, sends them one after the other, drops the status code, and
-ends the job (with the row's content in the message) when an answer is not JSON. It takes a session factory,
-though: the session below sends all rows of a batch at once, each to its own path, and answers with the
-status and the body as they came.
+The processor has one URL for all rows, sends them one after the other, drops the status code, and ends the job when a
+response is not JSON, with the row's content in the message. But it accepts a session factory. The session below sends
+all rows of a batch at once, each to its own path, and returns each status and body unchanged.
 """
 
 import asyncio
@@ -16,63 +15,48 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ray_job.contract.job_spec import JobSpec
-from ray_job.engines.waiting_stage import wait_in_few_actors
-from ray_job.errors import EndpointUnreachableError
+from ray_job.engines.llm_stages import response_row, use_few_actors
+from ray_job.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
-    import aiohttp
     from ray.data import Dataset
 
-API_KEY_VARIABLE: Final = "CLOISTER_HTTP_LANE_API_KEY"
-# The path of a file with the key instead: on Kubernetes secrets are files.
-API_KEY_FILE_VARIABLE: Final = "CLOISTER_HTTP_LANE_API_KEY_FILE"
+API_KEY_VARIABLE: Final = "CLOISTER_HTTP_ENGINE_API_KEY"
+# The path of a file that holds the key: on Kubernetes, secrets are files.
+API_KEY_FILE_VARIABLE: Final = "CLOISTER_HTTP_ENGINE_API_KEY_FILE"
 RETRIED_STATUSES: Final = frozenset({408, 425, 429, 502, 503, 504})
 ATTEMPTS: Final = 6
 FIRST_PAUSE_S: Final = 0.5
-# A generation of many thousand tokens on a busy endpoint; longer than that nobody answers.
+# Enough for a generation of many thousand tokens on a busy endpoint.
 ANSWER_TIMEOUT_S: Final = 3_600
 
 
-def http_lane(spec: JobSpec, requests: "Dataset") -> "Dataset":
-    """Adds the stage that asks ``spec.model.base_url``."""
+def http_engine(spec: JobSpec, requests: "Dataset") -> "Dataset":
+    """Add the stage that posts lines to ``spec.model.base_url``."""
     from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
     model = spec.model
     config = HttpRequestProcessorConfig(
         url=model.base_url,
-        batch_size=model.batch_size,
+        batch_size=model.call_rows,
         session_factory=functools.partial(EndpointSession, model.base_url),
     )
     stage = {"num_cpus": model.stage_num_cpus}
     processor = build_processor(
         config,
-        preprocess=to_payload,
-        postprocess=to_response,
+        preprocess=lambda row: {"payload": {"path": row["url"], "body": row["body"].decode()}},
+        postprocess=lambda row: response_row(
+            row, row["http_response"]["status_code"], row["http_response"]["response_body"]
+        ),
         preprocess_map_kwargs=stage,
         postprocess_map_kwargs=stage,
     )
-    wait_in_few_actors(processor.get_stage_by_name("HttpRequestStage"), model)
+    use_few_actors(processor.get_stage_by_name("HttpRequestStage"), model)
     return processor(requests)
 
 
-def to_payload(row: dict[str, Any]) -> dict[str, Any]:
-    """What the session below is given for a row."""
-    return {"payload": {"path": row["url"], "body": row["body"].decode()}}
-
-
-def to_response(row: dict[str, Any]) -> dict[str, Any]:
-    """The response row; see ``ray_job.engines`` for the columns."""
-    answer = row["http_response"]
-    return {
-        "line": row["line"],
-        "custom_id": row["custom_id"],
-        "status_code": answer["status_code"],
-        "response_body": answer["response_body"].encode(),
-    }
-
-
 def api_key(environment: Mapping[str, str]) -> str:
-    """The endpoint's API key; empty where it asks for none, which a file that is not there says too."""
+    """Return the API key of the endpoint, or "" if the environment has none or its file does not exist."""
     path = environment.get(API_KEY_FILE_VARIABLE, "")
     if environment.get(API_KEY_VARIABLE) or not path:
         return environment.get(API_KEY_VARIABLE, "")
@@ -83,7 +67,13 @@ def api_key(environment: Mapping[str, str]) -> str:
 
 
 class EndpointSession:
-    """Looks to the HTTP stage like an aiohttp session whose every answer is 200 and JSON."""
+    """A session with the interface that the HTTP stage uses of ``aiohttp.ClientSession``.
+
+    Each of its responses has status 200 and a JSON body, which holds the real status and body.
+
+    Args:
+        base_url: the URL of the endpoint, ending in ``/v1``.
+    """
 
     def __init__(self, base_url: str) -> None:
         import aiohttp
@@ -106,7 +96,7 @@ class EndpointSession:
         await self._session.close()
 
     def post(self, url: str, *, headers: Any, data: str) -> "asyncio.Task[EndpointAnswer]":
-        """Starts the request at once; the stage collects the answers afterwards."""
+        """Start a request at once. The stage awaits the answers later."""
         del url, headers
         payload = json.loads(data)
         return asyncio.ensure_future(self._ask(f"{self._base_url}{payload['path']}", payload["body"].encode()))
@@ -120,23 +110,20 @@ class EndpointSession:
                 await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
             try:
                 async with self._session.post(url, data=body) as response:
-                    answer = await _read(response)
+                    answer = EndpointAnswer(response.status, (await response.read()).decode(errors="replace"))
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                failure = f"{type(error).__name__}: {error}"
+                # Protocol errors quote what the endpoint sent.
+                failure = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__
                 continue
             if answer.status_code not in RETRIED_STATUSES or attempt == ATTEMPTS - 1:
                 return answer
-        raise EndpointUnreachableError(
+        raise EngineUnavailableError(
             f"{url} did not answer {ATTEMPTS} times ({failure}); check the model's base_url and that the endpoint runs"
         )
 
 
-async def _read(response: "aiohttp.ClientResponse") -> "EndpointAnswer":
-    return EndpointAnswer(response.status, (await response.read()).decode(errors="replace"))
-
-
 class EndpointAnswer:
-    """An answer of the endpoint, as the HTTP stage reads it."""
+    """A response of the endpoint, with the interface that the HTTP stage uses of ``aiohttp.ClientResponse``."""
 
     status: Final = 200
 
@@ -153,5 +140,5 @@ class EndpointAnswer:
         return None
 
     async def json(self) -> dict[str, Any]:
-        """The real status and body, the same two columns for every row."""
+        """Return the real status and body, the same two fields for every row."""
         return {"status_code": self.status_code, "response_body": self._response_body}

@@ -1,7 +1,7 @@
 """An object store in a directory of this machine: each object is a file whose path is its key.
 
-An object is written to a temporary file in the same file system, synced and renamed, so that it is there in full or
-not at all, even when the power fails. Names that start with a dot are never objects.
+An object is written to a temporary file in the same file system, synced and renamed. So it exists completely or not at
+all, even after a power failure. Names that start with a dot are never objects.
 """
 
 import contextlib
@@ -12,13 +12,24 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ray_job.contract.job_spec import ObjectStoreLocation
-from service.adapters.object_key_rules import check_key
 from service.errors import ObjectNotFoundError, ObjectStoreError
 from service.ports import StoredObject
 
 _CHUNK_BYTES = 1 << 20
 _STAGING = ".staging"
 _NO_SUCH_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that cannot be a path below a directory. All object stores apply this rule.
+
+    Raises:
+        ObjectStoreError: a segment is empty or starts with a dot, or the key has a NUL.
+    """
+    if "\0" in key or any(not segment or segment.startswith(".") for segment in key.split("/")):
+        raise ObjectStoreError(
+            f"the object key {key!r} is not allowed: no segment may be empty or start with a dot, and no NUL is allowed"
+        )
 
 
 @contextlib.contextmanager
@@ -39,37 +50,18 @@ def _sync_directory(path: Path) -> None:
 
 
 def _make_directories(path: Path) -> None:
-    """Makes a directory and those above it, each synced into its parent."""
+    """Create a directory and its missing parents, and sync each into its parent."""
     if not path.is_dir():
         _make_directories(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
         _sync_directory(path.parent)
 
 
-def _write_synced(path: Path, chunks: Iterable[bytes], doing: str) -> StoredObject:
-    """Writes a new file that only this user can read. What the caller's stream raises is passed on as it is."""
-    digest = hashlib.sha256()
-    size_bytes = 0
-    with _translated(doing):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o600)
-    with os.fdopen(descriptor, "wb", buffering=0) as file:
-        for chunk in chunks:
-            rest = memoryview(chunk)
-            while rest:
-                with _translated(doing):
-                    rest = rest[file.write(rest) :]
-            digest.update(chunk)
-            size_bytes += len(chunk)
-        with _translated(doing):
-            os.fsync(file.fileno())
-    return StoredObject(size_bytes=size_bytes, sha256=digest.digest())
-
-
 class DirectoryObjectStore:
-    """Keeps objects below a directory, which is made if it is not there.
+    """Keeps objects below a directory, which is created if it is missing.
 
     Raises:
-        ObjectStoreError: the directory cannot be made.
+        ObjectStoreError: the directory cannot be created.
     """
 
     def __init__(self, root: Path) -> None:
@@ -84,14 +76,28 @@ class DirectoryObjectStore:
         doing = f"write the object {key!r}"
         temporary = self._root / _STAGING / secrets.token_hex(16)
         try:
-            stored = _write_synced(temporary, chunks, doing)
+            digest = hashlib.sha256()
+            size_bytes = 0
+            with _translated(doing):
+                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode=0o600)
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                # Errors of the caller's stream are not translated.
+                for chunk in chunks:
+                    rest = memoryview(chunk)
+                    while rest:
+                        with _translated(doing):
+                            rest = rest[file.write(rest) :]
+                    digest.update(chunk)
+                    size_bytes += len(chunk)
+                with _translated(doing):
+                    os.fsync(file.fileno())
             with _translated(doing):
                 _make_directories(target.parent)
                 temporary.rename(target)
                 _sync_directory(target.parent)
         finally:
             temporary.unlink(missing_ok=True)
-        return stored
+        return StoredObject(size_bytes=size_bytes, sha256=digest.digest())
 
     def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
         """See ``service.ports.ObjectStore.read``."""
@@ -109,7 +115,7 @@ class DirectoryObjectStore:
                 yield chunk
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """See ``service.ports.ObjectStore.keys``. Reads only directories that can hold such keys."""
+        """See ``service.ports.ObjectStore.keys``. Reads only the directories that can hold such keys."""
         parent, _, start = prefix.rpartition("/")
         if parent:
             check_key(parent)
@@ -118,7 +124,7 @@ class DirectoryObjectStore:
     def _keys_below(self, parent: str, start: str) -> Iterator[str]:
         try:
             with _translated(f"list the objects below {parent!r}"), os.scandir(self._root / parent) as entries:
-                # A directory sorts with its slash: "a.b" comes before "a/b", as it does in S3.
+                # A directory sorts with its slash, so that "a.b" comes before "a/b", as in S3.
                 names = sorted(
                     entry.name + ("/" if entry.is_dir() else "")
                     for entry in entries
@@ -140,7 +146,7 @@ class DirectoryObjectStore:
             (self._root / key).unlink()
 
     def location(self) -> ObjectStoreLocation:
-        """The directory, for jobs on the same machine or on the same shared file system."""
+        """Return the directory, for jobs on the same machine or on a shared file system."""
         return ObjectStoreLocation(kind="directory", root=str(self._root))
 
     def check(self) -> None:

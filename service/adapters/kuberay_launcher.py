@@ -1,7 +1,7 @@
-"""Runs each job as a RayJob of KubeRay: one Ray cluster for each batch, made for it and gone after it.
+"""Runs each job as a RayJob of KubeRay, which creates a Ray cluster for the job and deletes it afterwards.
 
-A RayJob's name is made of the job's id, and the API server takes a name once. So there is never a second RayJob for
-an attempt, however often it is launched and whenever this process dies.
+The name of a RayJob is derived from the job's id, and the API server accepts a name once. So an attempt never has two
+RayJobs, however often it is launched and whenever this process dies.
 """
 
 import time
@@ -16,7 +16,7 @@ import structlog
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.rayjobs import RayJobNameError, rayjob_name
-from service.adapters.rayjob_status import Place, RayJobView, job_status, place_of, view_of, waiting_pods
+from service.adapters.rayjob_status import Place, RayJobView, job_status, place_of, waiting_pods
 from service.adapters.rayjob_templates import Template, rayjob
 from service.adapters.rayjob_watch import RayJobWatch
 from service.adapters.rayjobs_api import RayJobsApi
@@ -25,10 +25,10 @@ from service.ports import JobState, JobStatus
 
 logger = structlog.get_logger(__name__)
 
-# Waiting pods are looked at no more often, however many jobs there are.
+# The interval between two looks at the pods, for all jobs together.
 WAITING_INTERVAL_S: Final = 10.0
-# KubeRay deletes what has ended when its time is over, except RayJobs that it refused or that were stopped from
-# outside. Those are deleted from here, somewhat later.
+# KubeRay deletes ended RayJobs after a time, except those that it refused or that someone else stopped. The launcher
+# deletes these somewhat later.
 _GRACE: Final = timedelta(minutes=1)
 
 
@@ -36,8 +36,8 @@ class KubeRayLauncher:
     """Launches ``ray_job`` as RayJobs. Use it as a context manager.
 
     Args:
-        api: the namespace of the jobs.
-        templates: the RayJob of each model, by the model's id.
+        api: the API of the namespace of the jobs.
+        templates: the RayJob template of each model, by the model's id.
     """
 
     def __init__(self, api: RayJobsApi, templates: Mapping[str, Template]) -> None:
@@ -47,16 +47,16 @@ class KubeRayLauncher:
         self._lock = Lock()
         self._waiting: dict[str, str] = {}
         self._waiting_until = 0.0
-        # The last that was seen of a cluster that waited: a failed one's pods may be gone.
+        # The last reason of each cluster that waited. The pods of a failed cluster may be gone.
         self._waited: dict[str, str] = {}
-        # Groups with too few pods that run, and for how many seconds one may be stuck there (None: the RayJob says it):
-        # since when one is (monotonic seconds), and why.
+        # Groups that lack running pods because one is stuck, with its limit in seconds (None: the RayJob's limit).
+        # Values: since when it is stuck, in monotonic seconds, and why.
         self._stuck: dict[tuple[Place, int | None], tuple[float, str]] = {}
-        # Groups of which a pod had a node when last seen; None before pods could be listed.
+        # Groups that had a pod with a node when last seen; None before the first listing.
         self._placed: set[Place] | None = None
-        self._is_blind = False
-        # Whether a job runs of which no pod with GPUs was seen on a node.
-        self._is_asked = False
+        self._listing_failed = False
+        # Whether a job runs of which no pod with GPUs was seen on a node, so that nodes must be looked up.
+        self._needs_nodes = False
 
     def __enter__(self) -> Self:
         self._watch.start()
@@ -72,8 +72,8 @@ class KubeRayLauncher:
         if model.id in self._templates:
             return ""
         return (
-            f"there is no RayJob for it, which takes a node pool for its accelerator, {model.accelerator}; "
-            "the operator of this stack adds that pool and deploys again"
+            f"it has no RayJob template, because no node pool has its accelerator, {model.accelerator}; "
+            "the operator of this stack can add such a pool and deploy again"
         )
 
     def launch(self, spec: JobSpec) -> None:
@@ -81,25 +81,25 @@ class KubeRayLauncher:
         template = self._templates.get(spec.model.id)
         if template is None:
             raise LauncherError(f"cannot launch {spec.job_id}: {spec.model.id}: {self.refusal(spec.model)}")
-        name = _name(spec.job_id)
+        name = _rayjob_name(spec.job_id)
         self._watch.expect(name)
         if not self._api.create(rayjob(template, spec)):
             logger.info("rayjob.exists", job_id=spec.job_id)
 
     def status(self, job_id: str) -> JobStatus:
         """See ``service.ports.Launcher.status``."""
-        view = self._view(_name(job_id))
+        view = self._view(_rayjob_name(job_id))
         if view is None:
             return JobStatus(state=JobState.MISSING)
-        waiting = self._why_waiting(view)
+        waiting = self._waiting_reason(view)
         if view.is_over:
             return job_status(view, waiting)
-        stuck = self._why_stuck(view)
+        stuck = self._stuck_reason(view)
         return job_status(view, stuck or waiting, is_stuck=bool(stuck), is_working=self._is_working(view))
 
     def stop(self, job_id: str) -> None:
-        """See ``service.ports.Launcher.stop``. The RayJob is gone, and the job missing, once all its pods are."""
-        name = _name(job_id)
+        """See ``service.ports.Launcher.stop``. The job is missing once the RayJob and all its pods are deleted."""
+        name = _rayjob_name(job_id)
         view = self._view(name)
         if view is None or view.is_over or view.is_deleting:
             return
@@ -113,12 +113,12 @@ class KubeRayLauncher:
         if found is None:
             self._watch.note_gone(name)
             return None
-        view = view_of(found)
+        view = RayJobView.parse(found)
         self._watch.note(view)
         return view
 
-    def _why_waiting(self, view: RayJobView) -> str:
-        """Why the job's pods wait, or waited; told in the log whenever it changes."""
+    def _waiting_reason(self, view: RayJobView) -> str:
+        """Return why the job's pods wait, or waited before it failed; log each change."""
         if not view.cluster or (view.is_over and view.deployment != "Failed"):
             return ""
         with self._lock:
@@ -134,8 +134,8 @@ class KubeRayLauncher:
                 self._waited[view.cluster] = why
             return why or (self._waited.get(view.cluster, "") if view.is_over else "")
 
-    def _why_stuck(self, view: RayJobView) -> str:
-        """Why a group of the job's pods has been stuck for too long; empty when none has."""
+    def _stuck_reason(self, view: RayJobView) -> str:
+        """Return why a group of the job's pods has been stuck for too long; empty if none has."""
         now = time.monotonic()
         with self._lock:
             for ((cluster, _), limit_s), (since, why) in self._stuck.items():
@@ -145,59 +145,59 @@ class KubeRayLauncher:
         return ""
 
     def _is_working(self, view: RayJobView) -> bool:
-        """Whether a pod with GPUs has a node; also where the job needs none (yet), and where no pod can be listed."""
+        """Return whether a pod with GPUs has a node; True if the job needs none (yet) or pods cannot be listed."""
         if view.deployment != "Running" or not view.gpu_groups:
             return True
         with self._lock:
             if self._placed is None:
-                is_working = self._is_blind
+                is_working = self._listing_failed
             else:
                 is_working = any((view.cluster, group) in self._placed for group in view.gpu_groups)
-            self._is_asked = self._is_asked or not is_working
+            self._needs_nodes = self._needs_nodes or not is_working
         return is_working
 
     def _look_at_pods(self) -> None:
-        is_asked = self._is_asked
+        needs_nodes = self._needs_nodes
         try:
             pending = self._api.pods("Pending")
             waiting = waiting_pods(pending, datetime.now(UTC))
             stuck = [each for each in waiting if each.is_stuck]
-            running = self._api.pods("Running") if stuck or is_asked else []
+            running = self._api.pods("Running") if stuck or needs_nodes else []
         except LauncherError as error:
-            # Only the reason is lost; the state of the jobs is known without the pods.
+            # This loses only the reasons for waiting. The states of the jobs do not depend on the pods.
             logger.warning("rayjob.pods_unknown", error=str(error))
-            self._is_blind = True
+            self._listing_failed = True
             return
         now = time.monotonic()
         at_work = Counter(map(place_of, running))
         with self._lock:
             self._waiting = {each.place[0]: each.why for each in reversed(waiting)}
-            # Where an engine's worth of a group runs, the job gets on without the one.
+            # If enough pods of the group run for one engine, the job makes progress without the stuck one.
             self._stuck = {
                 (each.place, each.limit_s): (self._stuck.get((each.place, each.limit_s), (now, ""))[0], each.why)
                 for each in stuck
                 if at_work[each.place] < each.hosts
             }
-            self._is_blind = False
-            if is_asked:
+            self._listing_failed = False
+            if needs_nodes:
                 self._placed = {place_of(pod) for pod in (*pending, *running) if pod["spec"].get("nodeName")}
-                self._is_asked = False
+                self._needs_nodes = False
 
     def _tidy(self, views: Iterable[RayJobView]) -> None:
-        """Deletes RayJobs whose time is over, and forgets why clusters waited that are no more."""
+        """Delete RayJobs after their time, and drop the reasons of clusters that no longer exist."""
         known = list(views)
         now = datetime.now(UTC)
         for view in known:
             kept = timedelta(seconds=view.keep_s) + _GRACE
             if view.ended_at is not None and not view.is_deleting and now > view.ended_at + kept:
                 self._api.delete(view.name)
-                logger.info("rayjob.deleted", rayjob=view.name, reason="it ended long ago")
+                logger.info("rayjob.deleted", rayjob=view.name, reason="its retention is over")
         clusters = {view.cluster for view in known}
         with self._lock:
             self._waited = {cluster: why for cluster, why in self._waited.items() if cluster in clusters}
 
 
-def _name(job_id: str) -> str:
+def _rayjob_name(job_id: str) -> str:
     try:
         return rayjob_name(job_id)
     except RayJobNameError as error:

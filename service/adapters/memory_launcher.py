@@ -1,4 +1,4 @@
-"""A launcher in memory, for tests: what a job does is a function of its spec."""
+"""A launcher in memory, for tests: each job is a function of its spec."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -11,12 +11,11 @@ Work = Callable[[JobSpec], JobStatus]
 _OVER = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED})
 
 
-def _keep_running(_: JobSpec) -> JobStatus:
-    return JobStatus(state=JobState.RUNNING)
-
-
 class MemoryLauncher:
-    """Remembers jobs. Each runs when it is launched: ``work`` does what the job would do and tells how it ended.
+    """Runs each job when it is launched.
+
+    Args:
+        work: does the work of a job and returns its state. By default, jobs keep running.
 
     Attributes:
         launched: the specs of all jobs, in the order of their launch.
@@ -24,7 +23,7 @@ class MemoryLauncher:
         refusals: why jobs of a model are refused, by the model's id.
     """
 
-    def __init__(self, work: Work = _keep_running) -> None:
+    def __init__(self, work: Work = lambda _: JobStatus(state=JobState.RUNNING)) -> None:
         self.launched: list[JobSpec] = []
         self.is_reachable = True
         self.refusals: dict[str, str] = {}
@@ -61,15 +60,15 @@ class MemoryLauncher:
                 self._jobs[job_id] = JobStatus(state=JobState.STOPPED)
 
     def end(self, job_id: str, status: JobStatus) -> None:
-        """Ends a job that runs."""
+        """Set the state of a job."""
         with self._lock:
             self._jobs[job_id] = status
 
     def forget(self) -> None:
-        """Forgets all jobs, as Ray does when its head is restarted."""
+        """Forget all jobs, like a Ray whose head was restarted."""
         with self._lock:
             self._jobs.clear()
 
     def _check(self) -> None:
         if not self.is_reachable:
-            raise LauncherError("cannot reach the launcher: it was made unreachable")
+            raise LauncherError("cannot reach the launcher: a test made it unreachable")

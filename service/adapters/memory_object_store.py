@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from threading import Lock
 
 from ray_job.contract.job_spec import ObjectStoreLocation
-from service.adapters.object_key_rules import check_key
+from service.adapters.directory_object_store import check_key
 from service.errors import ObjectNotFoundError
 from service.ports import StoredObject
 
@@ -13,7 +13,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class MemoryObjectStore:
-    """Keeps objects in a dict. No Ray job can reach them."""
+    """Keeps objects in a dict, which no Ray job can reach."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
@@ -50,8 +50,8 @@ class MemoryObjectStore:
             self._objects.pop(key, None)
 
     def location(self) -> ObjectStoreLocation:
-        """A directory that does not exist: the objects are in this process only."""
+        """Return a directory that does not exist: the objects are in this process only."""
         return ObjectStoreLocation(kind="directory", root="/nonexistent/memory")
 
     def check(self) -> None:
-        """Memory always answers."""
+        """Do nothing: memory is always available."""

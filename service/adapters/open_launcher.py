@@ -1,4 +1,4 @@
-"""Opens the launcher that the settings name."""
+"""Opens the launcher that the settings select."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -11,53 +11,44 @@ from service.model_catalogue import Catalogue
 from service.ports import Launcher
 from service.settings import Settings
 
-# Jobs on a Ray that already runs find the password of their database role by this file. A RayJob's template has its
-# own.
+# Jobs on an existing Ray cluster find the password of their database role in this file. A RayJob's template sets its
+# value itself.
 _PASSED_ON: Final = ("PGPASSFILE",)
 
 
 @contextlib.contextmanager
 def open_launcher(settings: Settings, catalogue: Catalogue, environment: Mapping[str, str]) -> Iterator[Launcher]:
-    """The launcher, open until the end of the context. Neither Ray nor Kubernetes needs to answer yet.
+    """Open the launcher until the context ends. Ray or Kubernetes need not be available yet.
 
     Args:
-        settings: which launcher, and where it finds Ray or Kubernetes.
+        settings: the kind of launcher, and the address of Ray or Kubernetes.
         catalogue: the models that jobs will run.
-        environment: this process's own.
+        environment: the environment of this process.
 
     Raises:
-        SettingsError: a template or a token is missing or wrong, or there is no way to reach Kubernetes.
+        SettingsError: a template or a token is missing or invalid, or Kubernetes is not configured.
     """
     if settings.launcher == "kuberay":
-        with _open_kuberay(settings, catalogue) as launcher:
-            yield launcher
+        try:
+            from service.adapters.kuberay_launcher import KubeRayLauncher
+            from service.adapters.rayjob_templates import load_templates
+            from service.adapters.rayjobs_api import RayJobsApi, open_client
+        except ModuleNotFoundError as error:
+            raise SettingsError(
+                f"CLOISTER_LAUNCHER: kuberay needs the package {error.name}; install cloister[cluster]"
+            ) from error
+        namespace = settings.kubernetes_namespace
+        templates = load_templates(settings.ray_job_templates, catalogue, namespace=namespace)
+        with KubeRayLauncher(RayJobsApi(open_client(settings.kubeconfig), namespace), templates) as kuberay:
+            yield kuberay
         return
+    token_path = environment.get("RAY_AUTH_TOKEN_PATH", "")  # Ray's own variable
+    try:
+        token = Path(token_path).read_text().strip() if token_path else ""
+    except OSError as error:
+        raise SettingsError(f"RAY_AUTH_TOKEN_PATH: cannot read {token_path}: {error.strerror}") from error
     passed_on = {name: environment[name] for name in _PASSED_ON if name in environment}
-    token = _ray_token(environment)
     with RayJobsLauncher(
         settings.ray_address, entrypoint=settings.job_entrypoint, environment=passed_on, token=token
     ) as ray_jobs:
         yield ray_jobs
-
-
-def _open_kuberay(settings: Settings, catalogue: Catalogue) -> contextlib.AbstractContextManager[Launcher]:
-    try:
-        from service.adapters.kuberay_launcher import KubeRayLauncher
-        from service.adapters.rayjob_templates import load_templates
-        from service.adapters.rayjobs_api import RayJobsApi, open_client
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"CLOISTER_LAUNCHER: kuberay needs the package {error.name}; install cloister[cluster]"
-        ) from error
-    namespace = settings.kubernetes_namespace
-    templates = load_templates(settings.ray_job_templates, catalogue, namespace=namespace)
-    return KubeRayLauncher(RayJobsApi(open_client(settings.kubeconfig), namespace), templates)
-
-
-def _ray_token(environment: Mapping[str, str]) -> str:
-    """The token of a Ray with token authentication, from the file that Ray's own variable names."""
-    path = environment.get("RAY_AUTH_TOKEN_PATH", "")
-    try:
-        return Path(path).read_text().strip() if path else ""
-    except OSError as error:
-        raise SettingsError(f"RAY_AUTH_TOKEN_PATH: cannot read {path}: {error.strerror}") from error

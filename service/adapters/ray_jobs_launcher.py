@@ -1,4 +1,4 @@
-"""Runs jobs by the Ray Jobs REST API, by HTTP, so that the service needs no Ray.
+"""Runs jobs through the Ray Jobs REST API, so that the service does not need the Ray package.
 
 Source of the routes and fields: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html
 """
@@ -16,7 +16,7 @@ from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, ModelSpec
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus
 
-# The job's own process only waits for Ray's workers. Fractional, so that it takes no worker's place.
+# The job's entrypoint mostly waits for Ray's workers. The fraction leaves room for them.
 ENTRYPOINT_NUM_CPUS: Final = 0.1
 TIMEOUT_S: Final = 20.0
 
@@ -29,20 +29,20 @@ _STATES: Final = {
 }
 _LAST_LINES: Final = 15
 _LAST_CHARACTERS: Final = 2_000
-# How the log of a job tells why it ends: see ray_job.__main__.
+# Precedes the reason in the log of a failed job: see ray_job.__main__.
 _REASON: Final = "\nERROR ray_job "
-# Colours and other control sequences, and what a terminal or a JSON reader would trip over.
+# Colours and other control sequences, and characters that upset terminals or JSON parsers.
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class RayJobsLauncher:
-    """Launches ``ray_job`` on a Ray cluster that already runs. Use it as a context manager.
+    """Launches ``ray_job`` on an existing Ray cluster. Use it as a context manager.
 
     Args:
         address: the HTTP address of Ray's dashboard, e.g. ``http://127.0.0.1:8265``.
         entrypoint: the shell command of a job.
-        environment: variables that each job gets besides its spec. They can be read in Ray's dashboard.
-        token: what a Ray with token authentication asks for; empty for one without.
+        environment: variables that each job gets besides its spec. They are visible in Ray's dashboard.
+        token: Ray's authentication token; empty for a Ray without token authentication.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RayJobsLauncher:
         self._address = address
         self._entrypoint = entrypoint
         self._environment = dict(environment or {})
-        # No proxy from the environment: the cluster is in the same network, and the spec must not leave it.
+        # Ignores proxies of the environment: the cluster is in the same network, and the job spec must not leave it.
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = httpx.Client(base_url=address, timeout=TIMEOUT_S, trust_env=False, headers=headers)
 
@@ -68,8 +68,8 @@ class RayJobsLauncher:
     ) -> None:
         self._client.close()
 
-    def refusal(self, model: ModelSpec) -> str:  # noqa: ARG002 - of the port
-        """See ``service.ports.Launcher.refusal``. Ray tells which nodes it has, and not which it can still get."""
+    def refusal(self, model: ModelSpec) -> str:  # noqa: ARG002 - part of the port
+        """See ``service.ports.Launcher.refusal``. Ray reports the nodes that it has, not those that it could get."""
         return ""
 
     def launch(self, spec: JobSpec) -> None:
@@ -81,40 +81,37 @@ class RayJobsLauncher:
             "runtime_env": {"env_vars": {**self._environment, ENVIRONMENT_VARIABLE: spec.to_json()}},
             "metadata": {"batch_id": spec.batch_id, "attempt": str(spec.attempt)},
         }
-        response = self._request("POST", "/api/jobs/", json=request)
-        # Ray refuses an id that it knows with the same status as anything else that goes wrong.
+        response = self._request("POST", "", json=request)
+        # For an id that it knows, Ray answers with the same status as for any other error.
         if response.is_error and self.status(spec.job_id).state is JobState.MISSING:
             raise self._refused(f"launch {spec.job_id}", response)
 
     def status(self, job_id: str) -> JobStatus:
         """See ``service.ports.Launcher.status``."""
-        response = self._request("GET", _path(job_id))
+        response = self._request("GET", job_id)
         if response.status_code == httpx.codes.NOT_FOUND:
             return JobStatus(state=JobState.MISSING)
         job = self._json(f"ask for {job_id}", response)
         state = _STATES.get(str(job.get("status")))
         if state is None:
-            raise LauncherError(f"Ray at {self._address} told an unknown state of {job_id}: {job.get('status')!r}")
+            raise LauncherError(f"Ray at {self._address} reports an unknown state of {job_id}: {job.get('status')!r}")
         if state is JobState.FAILED:
-            message = self._last_words(job_id) or last_words(str(job.get("message") or ""))
+            logs = self._request("GET", job_id, "/logs")
+            # If the log is lost with its node, Ray's own message is the next best.
+            log = "" if logs.is_error else str(self._json(f"read the log of {job_id}", logs).get("logs") or "")
+            message = last_words(log) or last_words(str(job.get("message") or ""))
             return JobStatus(state=state, message=message, is_final=job.get("driver_exit_code") == EXIT_NO_MODEL)
         return JobStatus(state=state)
 
     def stop(self, job_id: str) -> None:
         """See ``service.ports.Launcher.stop``."""
-        response = self._request("POST", f"{_path(job_id)}/stop")
+        response = self._request("POST", job_id, "/stop")
         if response.is_error and response.status_code != httpx.codes.NOT_FOUND:
             raise self._refused(f"stop {job_id}", response)
 
-    def _last_words(self, job_id: str) -> str:
-        response = self._request("GET", f"{_path(job_id)}/logs")
-        if response.is_error:
-            return ""  # the log went with its node; Ray's own message is the next best
-        return last_words(str(self._json(f"read the log of {job_id}", response).get("logs") or ""))
-
-    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _request(self, method: str, job_id: str, action: str = "", **options: Any) -> httpx.Response:
         try:
-            return self._client.request(method, path, **options)
+            return self._client.request(method, f"/api/jobs/{quote(job_id, safe='')}{action}", **options)
         except httpx.HTTPError as error:
             raise LauncherError(f"cannot reach Ray at {self._address}: {error or type(error).__name__}") from error
 
@@ -124,29 +121,29 @@ class RayJobsLauncher:
         try:
             answer = response.json()
         except ValueError as error:
-            raise LauncherError(f"cannot {what}: {self._address} answered no JSON; is it the Ray Jobs API?") from error
+            raise LauncherError(
+                f"cannot {what}: {self._address} did not answer with JSON; is it the Ray Jobs API?"
+            ) from error
         if not isinstance(answer, dict):
-            raise LauncherError(f"cannot {what}: {self._address} answered no JSON object; is it the Ray Jobs API?")
+            raise LauncherError(
+                f"cannot {what}: {self._address} did not answer with a JSON object; is it the Ray Jobs API?"
+            )
         return answer
 
     def _refused(self, what: str, response: httpx.Response) -> LauncherError:
         if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             return LauncherError(
-                f"cannot {what}: Ray at {self._address} answered {response.status_code}: it asks for a token that is "
-                "right. Set RAY_AUTH_TOKEN_PATH to the file that holds it"
+                f"cannot {what}: Ray at {self._address} answered {response.status_code}: the token is missing or "
+                "wrong. Set RAY_AUTH_TOKEN_PATH to the file with the token"
             )
         lines = last_words(response.text).splitlines() or ["no reason given"]
         return LauncherError(f"cannot {what}: Ray at {self._address} answered {response.status_code}: {lines[-1]}")
 
 
-def _path(job_id: str) -> str:
-    return f"/api/jobs/{quote(job_id, safe='')}"
-
-
 def last_words(log: str) -> str:
-    """The last lines of a log that are not blank, without control characters, short enough for an error message.
+    """Return the last lines of a log that are not blank, without control characters and short enough for an error.
 
-    Where the job itself said why it ends, only that: what Ray writes before it helps nobody.
+    If the job itself logged why it failed, only that is returned, without the lines of Ray before it.
     """
     lines = [line.rstrip() for line in _CONTROL.sub("", log.replace("\r", "\n")).splitlines()]
     text = "\n".join([line for line in lines if line][-_LAST_LINES:])

@@ -1,13 +1,14 @@
-"""What a RayJob's status and its waiting pods mean for a batch. Pure.
+"""The state of a job, from the status of its RayJob and its waiting pods. Pure.
 
-Source of the words: https://github.com/ray-project/kuberay/blob/v1.6.1/ray-operator/apis/ray/v1/rayjob_types.go
+Source of the states and reasons:
+https://github.com/ray-project/kuberay/blob/v1.6.1/ray-operator/apis/ray/v1/rayjob_types.go
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from ray_job.contract.exit_codes import EXIT_NO_MODEL
 from ray_job.contract.rayjobs import HOSTS_ANNOTATION, NODE_LIMIT_ANNOTATION, STUCK_LIMIT_ANNOTATION
@@ -15,40 +16,37 @@ from service.adapters.ray_jobs_launcher import last_words
 from service.ports import JobState, JobStatus
 
 _RUNNING_STATES: Final = {"": JobState.PENDING, "PENDING": JobState.PENDING}
-_COMPLETE_STATES: Final = {
-    "SUCCEEDED": JobState.SUCCEEDED,
-    "STOPPED": JobState.STOPPED,
-}
+_COMPLETE_STATES: Final = {"SUCCEEDED": JobState.SUCCEEDED, "STOPPED": JobState.STOPPED}
 _REFUSED: Final = "ValidationFailed"
-# How long a finished RayJob is kept whose template does not say so.
+# How long a finished RayJob is kept if its template sets no time.
 _DEFAULT_KEEP_S: Final = 3_600
 _DEFAULT_STUCK_LIMIT_S: Final = 300
 _GPU_RESOURCE: Final = "nvidia.com/gpu"
-# How Ray begins to tell of a job whose process failed; the end of the job's log follows.
+# Begins Ray's message about a job whose process failed; the end of the job's log follows.
 _EXIT_CODE: Final = re.compile(r"Job entrypoint command failed with exit code (\d+)\b")
-# Each pod that is refused has another name, and is refused for the same reason.
+# Each refused pod has another name, but the same reason.
 _POD_NAME: Final = re.compile(r'pods "[^"]*"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayJobView:
-    """What of a RayJob matters here; the rest, two pod templates and more, is not kept.
+    """The fields of a RayJob that matter here. The rest, such as its pod templates, is not kept.
 
     Attributes:
         name: its name.
-        version: grows with every change of any RayJob; 0 where the API server's versions are no numbers.
-        cluster: the name of its Ray cluster; empty before there is one.
-        deployment: KubeRay's ``jobDeploymentStatus``; empty when KubeRay has not looked at it yet.
+        version: grows with every change of any RayJob; 0 if the API server's versions are not numbers.
+        cluster: the name of its Ray cluster; empty before it has one.
+        deployment: KubeRay's ``jobDeploymentStatus``; empty before KubeRay has processed it.
         job: Ray's ``jobStatus``; empty before the job is submitted.
-        reason: KubeRay's word for why it failed.
-        message: KubeRay's or Ray's sentence; of a job that ran, the end of its log.
-        cluster_problem: why KubeRay cannot make a pod of the cluster; empty when it can.
-        start_limit_s: ``preRunningDeadlineSeconds``; None for none.
-        is_deleting: its deletion has begun.
+        reason: KubeRay's reason for a failure, one word.
+        message: KubeRay's or Ray's message; for a job that ran, the end of its log.
+        cluster_problem: why KubeRay cannot create a pod of the cluster; empty if it can.
+        start_limit_s: ``preRunningDeadlineSeconds``; None for no limit.
+        is_deleting: whether its deletion has begun.
         ended_at: when it reached its last state; None before.
-        keep_s: how long after that it is kept.
-        stuck_limit_s: for how long a pod of it may be stuck before it is given up.
-        gpu_groups: the groups whose pods hold GPUs.
+        keep_s: how long it is kept after that.
+        stuck_limit_s: how long a pod may be stuck before the RayJob is given up.
+        gpu_groups: the groups whose pods have GPUs.
     """
 
     name: str
@@ -66,84 +64,87 @@ class RayJobView:
     stuck_limit_s: int
     gpu_groups: frozenset[str]
 
+    @classmethod
+    def parse(cls, rayjob: Mapping[str, Any]) -> Self:
+        """Parse a RayJob as the API server sends it. KubeRay omits empty fields."""
+        metadata, spec, status = rayjob["metadata"], rayjob.get("spec") or {}, rayjob.get("status") or {}
+        deployment = status.get("jobDeploymentStatus", "")
+        # KubeRay sets no end time on a RayJob that it refused.
+        ended = status.get("endTime") or (metadata.get("creationTimestamp") if deployment == _REFUSED else None)
+        cluster_problem = ""
+        for condition in (status.get("rayClusterStatus") or {}).get("conditions") or ():
+            if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+                cluster_problem = _POD_NAME.sub("a pod", str(condition.get("message") or condition.get("reason") or ""))
+                break
+        rules = (spec.get("deletionStrategy") or {}).get("deletionRules") or ()
+        kept_s = [rule["condition"].get("ttlSeconds", 0) for rule in rules if rule.get("policy") == "DeleteSelf"]
+        return cls(
+            name=metadata["name"],
+            version=version_number(metadata.get("resourceVersion", "")),
+            cluster=status.get("rayClusterName", ""),
+            deployment=deployment,
+            job=status.get("jobStatus", ""),
+            reason=status.get("reason", ""),
+            message=status.get("message", ""),
+            cluster_problem=cluster_problem,
+            start_limit_s=spec.get("preRunningDeadlineSeconds"),
+            is_deleting="deletionTimestamp" in metadata,
+            ended_at=datetime.fromisoformat(ended).astimezone(UTC) if ended else None,
+            keep_s=max(kept_s, default=_DEFAULT_KEEP_S),
+            stuck_limit_s=int((metadata.get("annotations") or {}).get(STUCK_LIMIT_ANNOTATION, _DEFAULT_STUCK_LIMIT_S)),
+            gpu_groups=frozenset(
+                group["groupName"]
+                for group in (spec.get("rayClusterSpec") or {}).get("workerGroupSpecs") or ()
+                for container in group["template"]["spec"]["containers"]
+                if _GPU_RESOURCE in ((container.get("resources") or {}).get("limits") or {})
+            ),
+        )
+
     @property
     def is_over(self) -> bool:
-        """Whether nothing can come after its state."""
+        """Whether its state is final."""
         return self.deployment in ("Complete", "Failed", _REFUSED)
 
 
-def view_of(rayjob: Mapping[str, Any]) -> RayJobView:
-    """The view of a RayJob as the API server gives it. KubeRay leaves out what is empty."""
-    metadata, spec, status = rayjob["metadata"], rayjob.get("spec") or {}, rayjob.get("status") or {}
-    deployment = status.get("jobDeploymentStatus", "")
-    # KubeRay sets no end time where it refused the RayJob.
-    ended = status.get("endTime") or (metadata.get("creationTimestamp") if deployment == _REFUSED else None)
-    return RayJobView(
-        name=metadata["name"],
-        version=version_number(metadata.get("resourceVersion", "")),
-        cluster=status.get("rayClusterName", ""),
-        deployment=deployment,
-        job=status.get("jobStatus", ""),
-        reason=status.get("reason", ""),
-        message=status.get("message", ""),
-        cluster_problem=_cluster_problem(status.get("rayClusterStatus") or {}),
-        start_limit_s=spec.get("preRunningDeadlineSeconds"),
-        is_deleting="deletionTimestamp" in metadata,
-        ended_at=datetime.fromisoformat(ended).astimezone(UTC) if ended else None,
-        keep_s=_keep_s(spec),
-        stuck_limit_s=int((metadata.get("annotations") or {}).get(STUCK_LIMIT_ANNOTATION, _DEFAULT_STUCK_LIMIT_S)),
-        gpu_groups=frozenset(_gpu_groups(spec.get("rayClusterSpec") or {})),
-    )
-
-
 def version_number(resource_version: str) -> int:
-    """A ``resourceVersion`` as a number, 0 where it is none. Numbers can be compared.
+    """Return a ``resourceVersion`` as a number, or 0 if it is not one. Numbers can be compared.
 
     Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions
     """
     return int(resource_version) if resource_version.isascii() and resource_version.isdecimal() else 0
 
 
-def _cluster_problem(cluster_status: Mapping[str, Any]) -> str:
-    for condition in cluster_status.get("conditions") or ():
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            return _POD_NAME.sub("a pod", str(condition.get("message") or condition.get("reason") or ""))
-    return ""
-
-
-def _gpu_groups(cluster: Mapping[str, Any]) -> Iterator[str]:
-    for group in cluster.get("workerGroupSpecs") or ():
-        for container in group["template"]["spec"]["containers"]:
-            if _GPU_RESOURCE in ((container.get("resources") or {}).get("limits") or {}):
-                yield group["groupName"]
-
-
-def _keep_s(spec: Mapping[str, Any]) -> int:
-    rules = (spec.get("deletionStrategy") or {}).get("deletionRules") or ()
-    kept = [rule["condition"].get("ttlSeconds", 0) for rule in rules if rule.get("policy") == "DeleteSelf"]
-    return max(kept, default=_DEFAULT_KEEP_S)
-
-
 def job_status(view: RayJobView, waiting: str, *, is_stuck: bool = False, is_working: bool = True) -> JobStatus:
-    """The state of a RayJob's batch.
+    """Return the state of a RayJob's job.
 
     Args:
         view: the RayJob.
-        waiting: why pods of its cluster wait, or waited when last seen; empty when none do.
-        is_stuck: it has waited too long for what waiting does not bring.
-        is_working: it needs no GPUs, or a pod with some has a node.
+        waiting: why pods of its cluster wait, or waited when last seen; empty if none does.
+        is_stuck: whether it has waited too long for something that waiting does not fix.
+        is_working: whether it needs no GPUs, or a pod with GPUs has a node.
     """
-    # What KubeRay cannot make has no pod that waits. KubeRay keeps its word for that current while the job runs.
+    # A pod that KubeRay cannot create is not among the waiting pods. KubeRay keeps this message current.
     message = waiting if is_stuck else view.cluster_problem or waiting
     match view.deployment:
         case "Running":
-            # Ray's word for the end comes first; KubeRay then still has to notice.
+            # Ray's final state comes first; KubeRay notices it later.
             state = _RUNNING_STATES.get(view.job, JobState.RUNNING)
             return JobStatus(state=state, message=message, is_stuck=is_stuck, is_working=is_working)
         case "Complete" if view.job != "FAILED":
             return JobStatus(state=_COMPLETE_STATES.get(view.job, JobState.STOPPED))
         case "Complete" | "Failed":
-            return JobStatus(state=JobState.FAILED, message=_why_failed(view, waiting), is_final=_has_no_model(view))
+            match view.reason:
+                case "PreRunningDeadlineExceeded":
+                    why = view.cluster_problem or waiting or "its pods did not become ready; inspect them with kubectl"
+                    problem = f"the Ray cluster was not ready within {view.start_limit_s} s: {why}"
+                case "DeadlineExceeded":
+                    problem = "the job ran longer than its time limit, jobs.deadline_h of the stack"
+                case _:
+                    reason = f"KubeRay gave up the RayJob: {view.reason or 'no reason given'}"
+                    problem = last_words(view.message) or reason
+            exit_code = _EXIT_CODE.match(view.message)
+            has_no_model = exit_code is not None and int(exit_code[1]) == EXIT_NO_MODEL
+            return JobStatus(state=JobState.FAILED, message=problem, is_final=has_no_model)
         case "ValidationFailed":
             return JobStatus(
                 state=JobState.FAILED,
@@ -153,36 +154,20 @@ def job_status(view: RayJobView, waiting: str, *, is_stuck: bool = False, is_wor
             return JobStatus(state=JobState.PENDING, message=message, is_stuck=is_stuck)
 
 
-def _why_failed(view: RayJobView, waiting: str) -> str:
-    match view.reason:
-        case "PreRunningDeadlineExceeded":
-            why = view.cluster_problem or waiting or "its pods did not become ready; look at them with kubectl"
-            return f"the Ray cluster was not ready within {view.start_limit_s} s: {why}"
-        case "DeadlineExceeded":
-            return "the job ran longer than its time limit, jobs.deadline_h of the stack"
-        case _:
-            return last_words(view.message) or f"KubeRay gave up the RayJob: {view.reason or 'no reason given'}"
-
-
-def _has_no_model(view: RayJobView) -> bool:
-    exit_code = _EXIT_CODE.match(view.message)
-    return exit_code is not None and int(exit_code[1]) == EXIT_NO_MODEL
-
-
 Place = tuple[str, str]
-"""A Ray cluster, and the group of its pods."""
+"""A Ray cluster, and a group of its pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingPod:
-    """A pod of a Ray cluster that waits.
+    """A waiting pod of a Ray cluster.
 
     Attributes:
-        place: where it belongs.
-        why: in words.
-        is_stuck: it waits for something that waiting alone does not bring.
-        limit_s: for how long it may be stuck; None where the RayJob says it.
-        hosts: how many of its group must run for the job to get on without it.
+        place: its cluster and group.
+        why: the reason and the remedy, for users.
+        is_stuck: whether it waits for something that waiting alone does not fix.
+        limit_s: how long it may be stuck; None if the RayJob's limit applies.
+        hosts: how many pods of its group must run for the job to make progress without it.
     """
 
     place: Place
@@ -192,49 +177,17 @@ class WaitingPod:
     hosts: int
 
 
-def waiting_pods(pods: Iterable[Mapping[str, Any]], now: datetime) -> list[WaitingPod]:
-    """Those of the pods that wait for a reason, in the same order."""
-    found = []
-    for pod in pods:
-        reason, message = _why_waiting(pod, now)
-        if reason:
-            place = place_of(pod)
-            annotations = pod["metadata"].get("annotations") or {}
-            limit_s = annotations.get(NODE_LIMIT_ANNOTATION) if _lacks_node(reason, message) else None
-            found.append(
-                WaitingPod(
-                    place=place,
-                    why=f"{place[1] or 'a'} pod {pod['metadata']['name']}: {_told(reason, message)}",
-                    is_stuck=reason in _STUCK or limit_s is not None,
-                    limit_s=None if limit_s is None else int(limit_s),
-                    hosts=int(annotations.get(HOSTS_ANNOTATION, 1)),
-                )
-            )
-    return found
-
-
-def _lacks_node(reason: str, message: str) -> bool:
-    """Whether the scheduler knows no node of the pod's pool; a pool that is full or cordoned has some."""
-    return reason == _UNSCHEDULABLE and not any(words in message for words in _SOME_NODE)
-
-
-def place_of(pod: Mapping[str, Any]) -> Place:
-    """Where a pod belongs."""
-    labels = pod["metadata"].get("labels") or {}
-    return labels.get("ray.io/cluster", ""), labels.get("ray.io/group", "")
-
-
-# A container that waits for one of these is only being made.
-_ON_ITS_WAY: Final = frozenset({"ContainerCreating", "PodInitializing"})
+# A container that waits for one of these is being created.
+_STARTING: Final = frozenset({"ContainerCreating", "PodInitializing"})
 _UNSCHEDULABLE: Final = "Unschedulable"
-# The scheduler's word for it is no other than for a full node; its message tells.
+# The scheduler's reason is the same as for a full node; only its message differs.
 _NO_CLAIM: Final = "PersistentVolumeClaimNotFound"
 _MISSING_CLAIM: Final = re.compile(r'persistentvolumeclaim "[^"]*" not found')
-# A condition of a pod: True once its node has mounted all volumes and made the network. Pulling images comes after.
+# A condition of a pod: True once its node has mounted all volumes and set up the network. Images are pulled later.
 _NOT_SET_UP: Final = "PodReadyToStartContainers"
-# That takes seconds. A pod that only starts waits for nothing that is worth telling.
+# Setting up takes seconds, so a pod that has just started has no reason worth reporting.
 _SET_UP_WITHIN: Final = timedelta(minutes=1)
-# Somebody has to change something. A registry that is away for a moment looks the same, so there is a time for it.
+# Someone has to change something. A short outage of a registry looks the same, therefore the time limit.
 _STUCK: Final = frozenset(
     {
         "ErrImagePull",
@@ -247,8 +200,8 @@ _STUCK: Final = frozenset(
         _NOT_SET_UP,
     }
 )
-# What the scheduler says of a node that the pod could have: it is full, or it takes no pods for now. Since Kubernetes
-# 1.35 it names no taints, and a node that is not ready looks like one of others: there the limit alone has patience.
+# The scheduler's messages about a suitable node that is full or takes no pods at the moment. Since Kubernetes 1.35 they
+# name no taints, so a node that is not ready looks like an unsuitable one: only the time limit helps there.
 _SOME_NODE: Final = ("Insufficient ", "Too many pods", "were unschedulable", "untolerated taint {node.kubernetes.io/")
 _ADVICE: Final = {
     "ErrImagePull": "check the image's reference, the mirror and the pull secret",
@@ -257,32 +210,52 @@ _ADVICE: Final = {
     "CreateContainerConfigError": "a Secret or ConfigMap that the pod names is missing",
     "CrashLoopBackOff": "read the container's log with kubectl logs --previous",
     _NO_CLAIM: "the volume that the pod names is missing",
-    _NOT_SET_UP: "its node cannot mount a Secret, ConfigMap or volume, most often because there is none, or has no "
-    "network for it; the pod's events tell which",
+    _NOT_SET_UP: "its node cannot mount a Secret, ConfigMap or volume, most often because it is missing, or cannot set "
+    "up the network; the pod's events have the cause",
     _UNSCHEDULABLE: "no node has room for it, or none has the pool's label and a taint that it tolerates",
 }
 
 
-def _why_waiting(pod: Mapping[str, Any], now: datetime) -> tuple[str, str]:
-    """Kubernetes' word for why a pod waits, and its message; both empty where it need not be told."""
-    status = pod.get("status") or {}
-    if "deletionTimestamp" in pod["metadata"]:
-        return "", ""
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") and waiting["reason"] not in _ON_ITS_WAY:
-            return waiting["reason"], waiting.get("message", "")
-    missing = {each["type"]: each for each in status.get("conditions") or () if each.get("status") == "False"}
-    if scheduled := missing.get("PodScheduled"):
-        message = scheduled.get("message", "")
-        reason = scheduled.get("reason") or _UNSCHEDULABLE
-        return _NO_CLAIM if _MISSING_CLAIM.search(message) else reason, message
-    since = missing.get(_NOT_SET_UP, {}).get("lastTransitionTime")
-    if since and now - datetime.fromisoformat(since) > _SET_UP_WITHIN:
-        return _NOT_SET_UP, ""
-    return "", ""
+def waiting_pods(pods: Iterable[Mapping[str, Any]], now: datetime) -> list[WaitingPod]:
+    """Return the pods that have a reason to wait, in the same order."""
+    found = []
+    for pod in pods:
+        metadata, status = pod["metadata"], pod.get("status") or {}
+        if "deletionTimestamp" in metadata:
+            continue
+        containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+        states = [(each.get("state") or {}).get("waiting") or {} for each in containers]
+        waiting = [state for state in states if state.get("reason") and state["reason"] not in _STARTING]
+        missing = {each["type"]: each for each in status.get("conditions") or () if each.get("status") == "False"}
+        not_set_up_since = missing.get(_NOT_SET_UP, {}).get("lastTransitionTime")
+        if waiting:
+            reason, message = waiting[0]["reason"], waiting[0].get("message", "")
+        elif scheduled := missing.get("PodScheduled"):
+            message = scheduled.get("message", "")
+            reason = _NO_CLAIM if _MISSING_CLAIM.search(message) else scheduled.get("reason") or _UNSCHEDULABLE
+        elif not_set_up_since and now - datetime.fromisoformat(not_set_up_since) > _SET_UP_WITHIN:
+            reason, message = _NOT_SET_UP, ""
+        else:
+            continue
+        place, annotations = place_of(pod), metadata.get("annotations") or {}
+        # If the scheduler knows a suitable node, its pool is full or cordoned, which may change.
+        lacks_node = reason == _UNSCHEDULABLE and not any(words in message for words in _SOME_NODE)
+        limit_s = annotations.get(NODE_LIMIT_ANNOTATION) if lacks_node else None
+        advice = f" ({_ADVICE[reason]})" if reason in _ADVICE else ""
+        details = f"{reason}{advice}: {message}".removesuffix(": ")[:500]
+        found.append(
+            WaitingPod(
+                place=place,
+                why=f"{place[1] or 'a'} pod {metadata['name']}: {details}",
+                is_stuck=reason in _STUCK or limit_s is not None,
+                limit_s=None if limit_s is None else int(limit_s),
+                hosts=int(annotations.get(HOSTS_ANNOTATION, 1)),
+            )
+        )
+    return found
 
 
-def _told(reason: str, message: str) -> str:
-    advice = f" ({_ADVICE[reason]})" if reason in _ADVICE else ""
-    return f"{reason}{advice}: {message}".removesuffix(": ")[:500]
+def place_of(pod: Mapping[str, Any]) -> Place:
+    """Return the cluster and group of a pod."""
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get("ray.io/cluster", ""), labels.get("ray.io/group", "")

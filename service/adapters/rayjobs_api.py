@@ -1,12 +1,11 @@
-"""The few requests to the Kubernetes API that running batches as RayJobs takes, by the official client.
+"""The requests to the Kubernetes API that running batches as RayJobs needs, through the official client.
 
-Errors of the client end here: each becomes a ``LauncherError`` that says what was tried and what the API server said.
+Each error of the client becomes a ``LauncherError`` with the attempted request and the API server's message.
 """
 
 import contextlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ from urllib3.exceptions import HTTPError
 from ray_job.contract.rayjobs import GROUP, PLURAL, VERSION
 from service.errors import LauncherError, LaunchRefusedError, SettingsError
 
-# What the same request is answered again, until somebody changes a role, a template or a policy.
+# The same request gets the same answer until someone changes a role, a template or a policy.
 REFUSALS: Final = frozenset({400, 403, 422})
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
@@ -26,36 +25,37 @@ GONE: Final = 410
 
 # Seconds to connect, and between two reads.
 TIMEOUT_S: Final = (5.0, 20.0)
-# The API server ends a watch after so long. Longer than that, and a quiet connection is taken for a dead one.
+# The API server ends a watch after this time. A connection that is silent for longer is treated as lost.
 WATCH_S: Final = 60
 _WATCH_TIMEOUT_S: Final = (5.0, WATCH_S + 15.0)
 _MAX_REASON: Final = 500
-# A quota is a 403 too, and has room again once other jobs end.
+# An exceeded quota is a 403 too, but has room again when other jobs end.
 _QUOTA: Final = "exceeded quota"
 
-# Of waiting pods, those that Ray's workers and heads are.
+# Selects the pods of Ray heads and workers.
 _RAY_PODS: Final = "ray.io/is-ray-node=yes"
 
 
-class ExpiredError(LauncherError):
-    """The API server no longer knows the version that a watch was to go on from."""
+class KubernetesApiError(LauncherError):
+    """The API server answered a request with an error.
 
+    Args:
+        message: the request and the answer.
+        status: the HTTP status. 410 means that the server no longer has the version from which a watch should continue.
+    """
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """All RayJobs of the namespace, and the version of the world that they are of."""
-
-    items: list[dict[str, Any]]
-    resource_version: str
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def open_client(kubeconfig: Path | None) -> client.ApiClient:
-    """A client of the cluster that this process runs in, or of the one that a kubeconfig names.
+    """Return a client of the cluster in a kubeconfig, or of the cluster that this process runs in if it is None.
 
-    The service account's token is read anew every minute: Kubernetes replaces it long before it ends.
+    The client reads the service account's token again every minute: Kubernetes replaces it before it expires.
 
     Raises:
-        SettingsError: neither is there.
+        SettingsError: the kubeconfig is invalid, or this process does not run in a pod with a service account.
     """
     configuration = client.Configuration()
     try:
@@ -68,14 +68,15 @@ def open_client(kubeconfig: Path | None) -> client.ApiClient:
             "CLOISTER_LAUNCHER: kuberay needs a pod with a service account's token, or CLOISTER_KUBECONFIG with the "
             f"path of a kubeconfig: {error}"
         ) from error
-    configuration.proxy = None  # the API server is reached directly; job specs must not go by a proxy
+    configuration.proxy = None  # job specs must not pass through a proxy
     return client.ApiClient(configuration)
 
 
 class RayJobsApi:
-    """RayJobs and waiting pods of one namespace. Safe to use from several threads.
+    """RayJobs and pods of one namespace. Safe to use from several threads.
 
-    Every method raises ``LauncherError`` when the API server cannot be reached or refuses.
+    Every method raises ``KubernetesApiError`` when the API server refuses the request, and ``LauncherError`` when it
+    cannot be reached.
     """
 
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
@@ -87,50 +88,50 @@ class RayJobsApi:
         self._kind: dict[str, Any] = {"group": GROUP, "version": VERSION, "namespace": namespace, "plural": PLURAL}
 
     def create(self, body: dict[str, Any]) -> bool:
-        """Creates a RayJob; returns False when there is one of that name already.
+        """Create a RayJob; return False if one of that name exists.
 
         Raises:
             LaunchRefusedError: the API server, or a policy of the cluster, refuses the RayJob as it is.
         """
-        name = body["metadata"]["name"]
         try:
-            with self._translated(f"create the RayJob {name}"):
-                self._objects.create_namespaced_custom_object(**self._kind, body=body, _request_timeout=TIMEOUT_S)
-        except LauncherError as error:
-            if _status(error) == CONFLICT:
+            self._request(
+                f"create the RayJob {body['metadata']['name']}",
+                self._objects.create_namespaced_custom_object,
+                body=body,
+            )
+        except KubernetesApiError as error:
+            if error.status == CONFLICT:
                 return False
-            if _status(error) in REFUSALS and _QUOTA not in str(error):
+            if error.status in REFUSALS and _QUOTA not in str(error):
                 raise LaunchRefusedError(str(error)) from error
             raise
         return True
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """A RayJob as it is now; None when there is none."""
+        """Return the current RayJob; None if it does not exist."""
         try:
-            with self._translated(f"read the RayJob {name}"):
-                return _mapping(
-                    self._objects.get_namespaced_custom_object(**self._kind, name=name, _request_timeout=TIMEOUT_S)
-                )
-        except LauncherError as error:
-            if _status(error) == NOT_FOUND:
+            return self._request(f"read the RayJob {name}", self._objects.get_namespaced_custom_object, name=name)
+        except KubernetesApiError as error:
+            if error.status == NOT_FOUND:
                 return None
             raise
 
-    def list_all(self) -> Listing:
-        """All RayJobs as they are now."""
-        with self._translated(f"list the RayJobs of {self._namespace}"):
-            answer = _mapping(self._objects.list_namespaced_custom_object(**self._kind, _request_timeout=TIMEOUT_S))
-        return Listing(items=answer["items"], resource_version=answer["metadata"]["resourceVersion"])
+    def list_all(self) -> tuple[list[dict[str, Any]], str]:
+        """Return all current RayJobs of the namespace, and the resource version of the list."""
+        answer = self._request(f"list the RayJobs of {self._namespace}", self._objects.list_namespaced_custom_object)
+        return answer["items"], answer["metadata"]["resourceVersion"]
 
     def watch(self, watcher: watch.Watch, resource_version: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What happens to RayJobs after a version, as (ADDED | MODIFIED | DELETED | BOOKMARK, RayJob), for a minute.
+        """Yield the changes of RayJobs after a version, for a minute.
+
+        Each is a pair of ADDED, MODIFIED, DELETED or BOOKMARK, and the RayJob.
 
         Args:
-            watcher: its ``stop`` ends the iteration from another thread.
+            watcher: its ``stop`` ends the iteration; may be called in another thread.
             resource_version: of a listing or of the last event.
 
         Raises:
-            ExpiredError: list anew.
+            KubernetesApiError: with the status ``GONE``, the version is too old; list again.
         """
         with self._translated(f"watch the RayJobs of {self._namespace}"):
             for event in watcher.stream(  # type: ignore[no-untyped-call]
@@ -144,18 +145,20 @@ class RayJobsApi:
                 yield event["type"], event["raw_object"]
 
     def delete(self, name: str) -> None:
-        """Deletes a RayJob; it is gone once its Ray cluster and all pods are. One that is not there is no error."""
+        """Delete a RayJob, after its Ray cluster and all its pods. A missing RayJob is no error."""
         try:
-            with self._translated(f"delete the RayJob {name}"):
-                self._objects.delete_namespaced_custom_object(
-                    **self._kind, name=name, propagation_policy="Foreground", _request_timeout=TIMEOUT_S
-                )
-        except LauncherError as error:
-            if _status(error) != NOT_FOUND:
+            self._request(
+                f"delete the RayJob {name}",
+                self._objects.delete_namespaced_custom_object,
+                name=name,
+                propagation_policy="Foreground",
+            )
+        except KubernetesApiError as error:
+            if error.status != NOT_FOUND:
                 raise
 
     def pods(self, phase: str) -> list[dict[str, Any]]:
-        """The pods of all Ray clusters in one of Kubernetes' phases, e.g. ``Pending``."""
+        """Return the pods of all Ray clusters in a phase such as ``Pending``."""
         with self._translated(f"list the pods of {self._namespace}"):
             pods = self._pods.list_namespaced_pod(
                 self._namespace,
@@ -167,35 +170,30 @@ class RayJobsApi:
         items: list[dict[str, Any]] = plain["items"]
         return items
 
+    def _request(self, doing: str, method: Callable[..., object], **options: Any) -> dict[str, Any]:
+        with self._translated(doing):
+            answer = method(**self._kind, **options, _request_timeout=TIMEOUT_S)
+        if not isinstance(answer, dict):
+            raise LauncherError("the Kubernetes API did not answer with a JSON object; check its address")
+        return answer
+
     @contextlib.contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
         try:
             yield
         except ApiException as error:
-            kind = ExpiredError if error.status == GONE else LauncherError
-            raise kind(f"cannot {doing}: the Kubernetes API at {self._host} answered {_reason(error)}") from error
+            # Only the API server's message: the request contains the job spec.
+            try:
+                message = json.loads(error.body or "")["message"]
+            except (ValueError, TypeError, KeyError):
+                message = error.reason or "no reason given"
+            raise KubernetesApiError(
+                f"cannot {doing}: the Kubernetes API at {self._host} answered {error.status}: "
+                f"{str(message)[:_MAX_REASON]}",
+                error.status,
+            ) from error
         except (HTTPError, OpenApiException, OSError) as error:
-            cause = getattr(error, "reason", None) or error  # urllib3 wraps it in how often it tried
+            cause = getattr(error, "reason", None) or error  # urllib3 wraps the cause in an error about its retries
             raise LauncherError(
                 f"cannot {doing}: cannot reach the Kubernetes API at {self._host}: {type(cause).__name__}"
             ) from error
-
-
-def _status(error: LauncherError) -> int | None:
-    cause = error.__cause__
-    return cause.status if isinstance(cause, ApiException) else None
-
-
-def _reason(error: ApiException) -> str:
-    """The status and the API server's own words; never the request, which holds the job spec."""
-    try:
-        message = json.loads(error.body or "")["message"]
-    except (ValueError, TypeError, KeyError):
-        message = error.reason or "no reason given"
-    return f"{error.status}: {str(message)[:_MAX_REASON]}"
-
-
-def _mapping(answer: object) -> dict[str, Any]:
-    if not isinstance(answer, dict):
-        raise LauncherError("the Kubernetes API answered no object; is its address right?")
-    return answer

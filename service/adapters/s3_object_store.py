@@ -1,6 +1,6 @@
 """An object store in an S3 bucket, through boto3.
 
-Credentials come from boto3's usual places (environment, profile, the pod's or machine's identity).
+boto3 finds the credentials in its usual places: environment, profile, identity of the pod or machine.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from ray_job.contract.job_spec import ObjectStoreLocation
-from service.adapters.object_key_rules import check_key
+from service.adapters.directory_object_store import check_key
 from service.errors import ObjectNotFoundError, ObjectStoreError
 from service.ports import StoredObject
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef
 
 _CHUNK_BYTES: Final = 1 << 20
-# S3 takes at most 10,000 parts of at least 5 MiB in one upload: this allows objects of 160 GB, one part in memory.
+# An upload to S3 has at most 10,000 parts of at least 5 MiB. This size allows objects of 160 GB; one part is in memory.
 _PART_BYTES: Final = 16 << 20
 _NO_SUCH_OBJECT: Final = "NoSuchKey"
 
@@ -40,31 +40,26 @@ def _translated(doing: str) -> Iterator[None]:
         raise ObjectStoreError(f"cannot {doing}: {type(error).__name__}") from error
 
 
-def open_s3_client(location: ObjectStoreLocation) -> "S3Client":
-    """A client for a bucket's endpoint and region, with time limits and a few retries; thread-safe."""
-    own_endpoint = bool(location.endpoint_url)
-    return boto3.client(
-        "s3",
-        endpoint_url=location.endpoint_url or None,
-        region_name=location.region or None,
-        config=Config(
-            connect_timeout=5,
-            read_timeout=60,
-            retries={"mode": "standard", "total_max_attempts": 4},
-            # S3-compatible servers need not know AWS's trailing checksums, nor buckets as host names.
-            request_checksum_calculation="when_required" if own_endpoint else "when_supported",
-            response_checksum_validation="when_required" if own_endpoint else "when_supported",
-            s3={"addressing_style": "path" if own_endpoint else "auto"},
-        ),
-    )
-
-
 class S3ObjectStore:
-    """Keeps objects in a bucket, below a prefix."""
+    """Keeps objects in a bucket, below a prefix. S3 is not contacted before the first request."""
 
-    def __init__(self, location: ObjectStoreLocation, client: "S3Client") -> None:
+    def __init__(self, location: ObjectStoreLocation) -> None:
         self._location = location
-        self._client = client
+        own_endpoint = bool(location.endpoint_url)
+        self._client: S3Client = boto3.client(
+            "s3",
+            endpoint_url=location.endpoint_url or None,
+            region_name=location.region or None,
+            config=Config(
+                connect_timeout=5,
+                read_timeout=60,
+                retries={"mode": "standard", "total_max_attempts": 4},
+                # S3-compatible servers may not support AWS's trailing checksums, or buckets as host names.
+                request_checksum_calculation="when_required" if own_endpoint else "when_supported",
+                response_checksum_validation="when_required" if own_endpoint else "when_supported",
+                s3={"addressing_style": "path" if own_endpoint else "auto"},
+            ),
+        )
         self._bucket = location.bucket
         prefix = location.prefix.strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
@@ -82,7 +77,17 @@ class S3ObjectStore:
                 size_bytes += len(chunk)
                 yield chunk
 
-        parts = _in_parts(measured())
+        def joined() -> Iterator[bytes]:
+            waiting = bytearray()
+            for chunk in measured():
+                waiting += chunk
+                while len(waiting) >= _PART_BYTES:
+                    yield bytes(waiting[:_PART_BYTES])
+                    del waiting[:_PART_BYTES]
+            if waiting:
+                yield bytes(waiting)
+
+        parts = joined()
         first, second = next(parts, b""), next(parts, None)
         if second is None:
             with _translated(f"write the object {key!r}"):
@@ -109,7 +114,7 @@ class S3ObjectStore:
                     Bucket=self._bucket, Key=full_key, UploadId=upload_id, MultipartUpload={"Parts": done}
                 )
         except BaseException:
-            # Parts of an unfinished upload cost money and are not listed. The first error is the one to tell.
+            # Parts of an unfinished upload cost money and are not listed. The first error is the one to report.
             with contextlib.suppress(ClientError, BotoCoreError):
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=full_key, UploadId=upload_id)
             raise
@@ -121,7 +126,7 @@ class S3ObjectStore:
             try:
                 answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={start}-")
             except ClientError as error:
-                # S3 refuses a range that starts at or behind the end, so it does for every empty object.
+                # S3 refuses a range that starts at or after the end, and so every range of an empty object.
                 if error.response["Error"].get("Code") == "InvalidRange":
                     return
                 raise
@@ -145,22 +150,10 @@ class S3ObjectStore:
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
     def location(self) -> ObjectStoreLocation:
-        """The bucket and prefix."""
+        """Return the bucket and prefix."""
         return self._location
 
     def check(self) -> None:
         """See ``service.ports.ObjectStore.check``."""
         with _translated(f"reach the bucket {self._bucket!r}"):
             self._client.head_bucket(Bucket=self._bucket)
-
-
-def _in_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Joins chunks to parts of 16 MiB; the last one may be shorter."""
-    waiting = bytearray()
-    for chunk in chunks:
-        waiting += chunk
-        while len(waiting) >= _PART_BYTES:
-            yield bytes(waiting[:_PART_BYTES])
-            del waiting[:_PART_BYTES]
-    if waiting:
-        yield bytes(waiting)

@@ -1,59 +1,78 @@
-"""The application: routes, error mapping and request log, around the parts it is handed."""
+"""The application and the server that runs it."""
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
+import uvicorn
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, Gauge
 
-from service.api import (
-    audit_logs,
-    batches,
-    events,
-    files,
-    health,
-    metrics,
-    models,
-    openapi,
-    results,
-    webhook_endpoints,
-)
-from service.api.body_limit import BodyLimit
-from service.api.error_mapping import add_error_mapping
-from service.api.health import Readiness
-from service.api.metrics import Metrics
-from service.api.parts import Parts
-from service.api.request_log import RequestLog
-from service.api.watching import StreamTimes, Watching
+from service.api import openapi
+from service.api.errors import EXCEPTION_HANDLERS
+from service.api.middleware import RequestMiddleware
+from service.api.routes import audit_logs, batches, events, files, health, metrics, models, results, webhook_endpoints
+from service.api.watching import Watching
+from service.backends import Backends
 
 
-def create_app(parts: Parts, *, stream_times: StreamTimes | None = None) -> FastAPI:
-    """Makes the ASGI application.
+def create_app(backends: Backends, *, watching: Watching | None = None) -> FastAPI:
+    """Create the ASGI application.
 
     Args:
-        parts: the database, object store and models; who opened them closes them.
-        stream_times: of event streams; the usual ones by default.
+        backends: database, object store and models; the caller closes them.
+        watching: the event streams; those of ``backends`` with the default intervals if None.
     """
-    watching = Watching(parts.pool, stream_times or StreamTimes())
+    streams = watching or Watching(backends.pool)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        watching.stop()
-        await watching.stopped()
+        streams.stop()
+        await streams.stopped()
 
-    # The documentation pages would load scripts from the internet.
+    # FastAPI's documentation pages would load scripts from the internet.
     app = FastAPI(
-        title="cloister", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan
+        title="cloister",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        exception_handlers=EXCEPTION_HANDLERS,
     )
-    app.state.parts = parts
-    app.state.watching = watching
-    app.state.readiness = Readiness(parts)
-    app.state.metrics = Metrics(parts.pool, watching)
-    routes = (files, batches, results, events, models, audit_logs, webhook_endpoints, health, metrics, openapi)
-    for module in routes:
+    app.state.backends = backends
+    app.state.watching = streams
+    app.state.readiness = health.Readiness(backends)
+    app.state.metrics = CollectorRegistry()
+    app.state.metrics.register(metrics.StackCollector(backends.pool))
+    watchers = Gauge("cloister_event_watchers", "Open event streams.", registry=app.state.metrics)
+    watchers.set_function(lambda: streams.watchers)
+    for module in (
+        files,
+        batches,
+        results,
+        events,
+        models,
+        audit_logs,
+        webhook_endpoints,
+        health,
+        metrics,
+        openapi,
+    ):
         app.include_router(module.router)
-    add_error_mapping(app)
-    # The middleware that was added last is the outermost.
-    app.add_middleware(BodyLimit)
-    app.add_middleware(RequestLog, metrics=app.state.metrics)
+    app.add_middleware(RequestMiddleware, registry=app.state.metrics)
     return app
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but it ends event streams on shutdown before it waits for the running requests."""
+
+    def __init__(self, config: uvicorn.Config, watching: Watching) -> None:
+        super().__init__(config)
+        self._watching = watching
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting connections, end the streams, and wait for the other requests."""
+        self._watching.stop()
+        await super().shutdown(sockets)

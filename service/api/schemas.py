@@ -1,24 +1,29 @@
-"""What clients send and get, in the shape of OpenAI's API reference.
+"""Requests and answers of the API, in the shape of OpenAI's API reference.
 
 Source: https://platform.openai.com/docs/api-reference/files, …/batch and …/models.
+
+To add a field or a state: states are ``service.transitions.BatchStatus``; the columns of a batch are
+``service.db.rows.BatchRow``, and ``BatchObject.from_row`` turns them into the answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from service.transitions import BatchStatus
+from service.db.rows import BatchRow, FileRow
+from service.model_catalogue import Endpoint
+from service.transitions import FINAL, BatchStatus
 
 T = TypeVar("T")
 
 MIN_EXPIRY_S: Final = 3_600
 MAX_EXPIRY_S: Final = 2_592_000
+# The cursor for a listing of the newest first: above every ``seq``.
+NEWEST: Final = (1 << 63) - 1
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
-DeadlineRisk = Literal["low", "medium", "high"]
 FilePurpose = Literal["batch", "assistants", "evals", "fine-tune", "user_data", "vision"]
 
 
@@ -28,22 +33,25 @@ def _without_nul(text: str) -> str:
     return text
 
 
-# Postgres cannot hold a NUL in text or jsonb.
+def unix_seconds(moment: datetime | None) -> int | None:
+    """Return a time in whole Unix seconds."""
+    return None if moment is None else int(moment.timestamp())
+
+
+# Postgres rejects NUL in text and jsonb.
 Text = Annotated[str, AfterValidator(_without_nul)]
 ExpirySeconds = Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)
+MetadataKey = Annotated[str, StringConstraints(max_length=64), AfterValidator(_without_nul)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512), AfterValidator(_without_nul)]
 
 
 class ExpiresAfter(BaseModel):
-    """When a batch's output and error files expire: so many seconds after they were made."""
+    """When a batch's output and error files expire: seconds after their creation."""
 
     model_config = ConfigDict(extra="forbid")
 
     anchor: Literal["created_at"]
     seconds: Annotated[StrictInt, ExpirySeconds]
-
-
-MetadataKey = Annotated[str, StringConstraints(max_length=64), AfterValidator(_without_nul)]
-MetadataValue = Annotated[str, StringConstraints(max_length=512), AfterValidator(_without_nul)]
 
 
 class BatchRequest(BaseModel):
@@ -52,7 +60,7 @@ class BatchRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     input_file_id: Annotated[Text, Field(min_length=1)]
-    """The id of a file of purpose `batch`."""
+    """The id of a file with purpose `batch`."""
     endpoint: Endpoint
     """The endpoint of every request in the file."""
     completion_window: Literal["24h"]
@@ -60,45 +68,95 @@ class BatchRequest(BaseModel):
     metadata: Annotated[dict[MetadataKey, MetadataValue] | None, Field(max_length=16)] = None
     """At most 16 pairs; keys of at most 64 characters, values of at most 512."""
     output_expires_after: ExpiresAfter | None = None
-    """When its output and error files expire; after 30 days by default, or as the retention of the project says."""
+    """When its output and error files expire; by default after 30 days or the project's retention."""
 
 
-class UploadFields(BaseModel):
-    """The form fields of ``POST /v1/files`` besides the file itself."""
+class Answer(BaseModel):
+    """Base of all answers. An answer never omits a field, so the schema requires all of them."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, json_schema_serialization_defaults_required=True)
+
+
+class ErrorDetails(Answer):
+    """The content of OpenAI's error envelope."""
 
     model_config = ConfigDict(extra="forbid")
 
-    purpose: FilePurpose
-    expires_after_anchor: Annotated[Literal["created_at"] | None, Field(alias="expires_after[anchor]")] = None
-    expires_after_s: Annotated[int | None, ExpirySeconds, Field(alias="expires_after[seconds]")] = None
+    message: str
+    """What is wrong, where, and what to do."""
+    type: Literal["invalid_request_error", "rate_limit_error", "insufficient_quota", "server_error"]
+    """The kind of error."""
+    param: str | None
+    """The parameter that is wrong."""
+    code: str | None
+    """A code for programs, e.g. `invalid_api_key`."""
 
 
-class FileObject(BaseModel):
+class Error(Answer):
+    """OpenAI's error envelope."""
+
+    error: ErrorDetails
+    """The error."""
+
+
+class Page(Answer, Generic[T]):
+    """One page of a listing."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+    @classmethod
+    def of(cls, objects: Sequence[Any], *, limit: int) -> Self:
+        """Return the page of the first ``limit`` objects. One object more than that means that another page follows."""
+        data = list(objects[:limit])
+        return cls(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            # A page with limit 0 has no last object to continue from.
+            has_more=0 < limit < len(objects),
+        )
+
+
+class FileObject(Answer):
     """OpenAI's File object."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
     id: str
-    """Names the file."""
+    """The id of the file."""
     object: Literal["file"] = "file"
     """Always `file`."""
     bytes: int
-    """Its size in bytes."""
+    """The size in bytes."""
     created_at: int
-    """When it was made, in Unix seconds."""
+    """When the file was created, in Unix seconds."""
     expires_at: int | None
-    """When it is deleted, in Unix seconds; null for never."""
+    """When the file is deleted, in Unix seconds; null for never."""
     filename: str
-    """The name that it was uploaded with."""
+    """The name given at upload."""
     purpose: str
-    """What it was uploaded for; `batch_output` for output and error files."""
+    """The purpose given at upload; `batch_output` for output and error files."""
     status: Literal["processed"] = "processed"
     """Always `processed`."""
     status_details: None = None
     """Always null."""
 
+    @classmethod
+    def from_row(cls, row: FileRow) -> Self:
+        """Return a stored file as clients see it."""
+        return cls(
+            id=row.id,
+            bytes=row.size_bytes,
+            created_at=int(row.created_at.timestamp()),
+            expires_at=unix_seconds(row.expires_at),
+            filename=row.filename,
+            purpose=row.purpose,
+        )
 
-class DeletedFile(BaseModel):
+
+class DeletedFile(Answer):
     """The answer to the deletion of a file."""
 
     id: str
@@ -106,8 +164,8 @@ class DeletedFile(BaseModel):
     deleted: Literal[True] = True
 
 
-class BatchErrorItem(BaseModel):
-    """One reason why a batch failed; ``line`` counts from 1."""
+class BatchErrorItem(Answer):
+    """One reason why a batch failed. ``line`` counts from 1."""
 
     code: str
     message: str
@@ -115,14 +173,14 @@ class BatchErrorItem(BaseModel):
     line: int | None
 
 
-class BatchErrors(BaseModel):
-    """Why a batch failed."""
+class BatchErrors(Answer):
+    """The reasons why a batch failed."""
 
     object: Literal["list"] = "list"
     data: list[BatchErrorItem]
 
 
-class RequestCounts(BaseModel):
+class RequestCounts(Answer):
     """Requests of a batch, by outcome."""
 
     total: int
@@ -130,19 +188,19 @@ class RequestCounts(BaseModel):
     failed: int
 
 
-class InputTokensDetails(BaseModel):
-    """Input tokens that were found in the engine's prefix cache."""
+class InputTokensDetails(Answer):
+    """Input tokens that the engine found in its prefix cache."""
 
     cached_tokens: int
 
 
-class OutputTokensDetails(BaseModel):
-    """Output tokens that were spent on reasoning."""
+class OutputTokensDetails(Answer):
+    """Output tokens that were used for reasoning."""
 
     reasoning_tokens: int
 
 
-class BatchUsage(BaseModel):
+class BatchUsage(Answer):
     """Tokens that a batch used."""
 
     input_tokens: int
@@ -152,94 +210,97 @@ class BatchUsage(BaseModel):
     total_tokens: int
 
 
-class BatchObject(BaseModel):
+class BatchObject(Answer):
     """OpenAI's Batch object. Times are Unix seconds."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
     id: str
-    """Names the batch."""
+    """The id of the batch."""
     object: Literal["batch"] = "batch"
     """Always `batch`."""
     endpoint: str
-    """The endpoint of every request in it."""
+    """The endpoint of every request in the batch."""
     model: str | None
-    """The model of every request in it, once it was validated."""
+    """The model of every request in the batch; null before validation."""
     errors: BatchErrors | None
-    """Why it failed; null unless it did."""
+    """Why the batch failed; null unless it did."""
     input_file_id: str
-    """The file with its requests."""
+    """The file with the requests."""
     completion_window: str
-    """How long it may take."""
+    """How long the batch may take."""
     status: BatchStatus
-    """Its state."""
+    """The state of the batch."""
     output_file_id: str | None
-    """The file with the answers; null before the end, or when there are none."""
+    """The file with the answers; null before the end, or if there are none."""
     error_file_id: str | None
-    """The file with the requests that have no answer; null before the end, or when there are none."""
+    """The file with the requests that have no answer; null before the end, or if there are none."""
     created_at: int
-    """When it was made, in Unix seconds."""
+    """When the batch was created, in Unix seconds."""
     in_progress_at: int | None
-    """When its input was accepted, in Unix seconds."""
+    """When the input was accepted, in Unix seconds."""
     expires_at: int | None
-    """Its deadline, in Unix seconds."""
+    """The deadline, in Unix seconds."""
     finalizing_at: int | None
-    """When all requests were done or the deadline had passed, in Unix seconds."""
+    """When all requests were done or the deadline passed, in Unix seconds."""
     completed_at: int | None
-    """When it was completed, in Unix seconds."""
+    """When the batch completed, in Unix seconds."""
     failed_at: int | None
-    """When it failed, in Unix seconds."""
+    """When the batch failed, in Unix seconds."""
     expired_at: int | None
-    """When it expired, in Unix seconds."""
+    """When the batch expired, in Unix seconds."""
     cancelling_at: int | None
-    """When its cancellation was asked for, in Unix seconds."""
+    """When a client cancelled the batch, in Unix seconds."""
     cancelled_at: int | None
-    """When it was cancelled, in Unix seconds."""
+    """When the cancellation finished, in Unix seconds."""
     request_counts: RequestCounts
-    """Its requests, by outcome."""
+    """The requests, by outcome."""
     usage: BatchUsage | None
-    """Tokens that it used; null before the end."""
+    """Tokens that the batch used; null before the end."""
     metadata: dict[str, str] | None
-    """What it was created with."""
+    """The metadata given at creation."""
+
+    @classmethod
+    def from_row(cls, row: BatchRow, **extension: Any) -> Self:
+        """Return a stored batch as clients see it. ``extension`` holds the fields that a subclass adds."""
+        status = BatchStatus(row.status)
+        errors = None
+        if status is BatchStatus.FAILED:
+            errors = BatchErrors(data=[BatchErrorItem.model_validate(error) for error in row.errors or ()])
+        usage = None
+        if status in FINAL and row.in_progress_at is not None:
+            usage = BatchUsage(
+                input_tokens=row.input_tokens,
+                input_tokens_details=InputTokensDetails(cached_tokens=row.cached_tokens),
+                output_tokens=row.output_tokens,
+                output_tokens_details=OutputTokensDetails(reasoning_tokens=row.reasoning_tokens),
+                total_tokens=row.input_tokens + row.output_tokens,
+            )
+        return cls(
+            id=row.id,
+            endpoint=row.endpoint,
+            model=row.model,
+            errors=errors,
+            input_file_id=row.input_file_id,
+            completion_window=row.completion_window,
+            status=status,
+            output_file_id=row.output_file_id,
+            error_file_id=row.error_file_id,
+            created_at=int(row.created_at.timestamp()),
+            in_progress_at=unix_seconds(row.in_progress_at),
+            expires_at=unix_seconds(row.expires_at),
+            finalizing_at=unix_seconds(row.finalizing_at),
+            completed_at=unix_seconds(row.completed_at),
+            failed_at=unix_seconds(row.failed_at),
+            expired_at=unix_seconds(row.expired_at),
+            cancelling_at=unix_seconds(row.cancelling_at),
+            cancelled_at=unix_seconds(row.cancelled_at),
+            request_counts=RequestCounts(total=row.total, completed=row.completed, failed=row.failed),
+            usage=usage,
+            metadata=row.metadata,
+            **extension,
+        )
 
 
-class Extension(BaseModel):
-    """What cloister tells of one batch beyond OpenAI's object. A value that is not known is null."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    queue_position: int | None
-    """1 is launched next; null unless the batch waits for its job to be launched."""
-    rate_rows_per_second: float | None
-    """Finished requests per second, over about the last minute."""
-    eta_seconds: int | None
-    """Until every request has a result, at this rate."""
-    estimated_completion_at: int | None
-    """The same as a time, in Unix seconds."""
-    deadline_risk: DeadlineRisk | None
-    """Of missing `expires_at`. With a rate: `low` while the ETA takes at most half of the time that is left, `medium`
-    while it fits, else `high`. Without: by the share of the completion window that is left, over a half and over a
-    tenth. Null unless the batch is validating or in progress."""
-    gpu_seconds: float
-    """GPUs times the seconds that jobs of the batch held them."""
-    enqueued_tokens: int
-    """Tokens of the input, estimated, that count towards the limit of the project."""
-    attempt: int
-    """The number of the newest job, 0 before the first."""
-    failed_attempts: int
-    """Jobs that failed in a row without a new result between them."""
-    last_job_message: str | None
-    """Why the last job that failed did."""
-
-
-class RetrievedBatch(BatchObject):
-    """OpenAI's Batch object, and what cloister tells beyond it."""
-
-    x_cloister: Extension
-    """Queue, rate and prospects."""
-
-
-class ModelObject(BaseModel):
+class ModelObject(Answer):
     """OpenAI's Model object."""
 
     id: str
@@ -248,81 +309,8 @@ class ModelObject(BaseModel):
     owned_by: str = "cloister"
 
 
-class ModelList(BaseModel):
-    """All models; OpenAI does not page them."""
+class ModelList(Answer):
+    """All models; OpenAI does not paginate them."""
 
     object: Literal["list"] = "list"
     data: list[ModelObject]
-
-
-class Page(BaseModel, Generic[T]):
-    """One page of a listing."""
-
-    object: Literal["list"] = "list"
-    data: list[T]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-def file_object(row: Mapping[str, Any]) -> FileObject:
-    """A row of ``files`` as the client sees it."""
-    return FileObject(
-        id=row["id"],
-        bytes=row["size_bytes"],
-        created_at=int(row["created_at"].timestamp()),
-        expires_at=_unix_seconds(row["expires_at"]),
-        filename=row["filename"],
-        purpose=row["purpose"],
-    )
-
-
-def batch_object(row: Mapping[str, Any]) -> BatchObject:
-    """A row of ``batches``, with its ``batch_errors`` as a list in ``errors``, as the client sees it."""
-    times: dict[str, Any] = {
-        name: _unix_seconds(row[name])
-        for name in (
-            "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at",
-            "cancelling_at", "cancelled_at",
-        )
-    }  # fmt: skip
-    same = {name: row[name] for name in BatchObject.model_fields if name in row and not name.endswith("_at")}
-    same["errors"] = None
-    if row["status"] == "failed":
-        same["errors"] = BatchErrors(data=[BatchErrorItem.model_validate(error) for error in row["errors"] or []])
-    return BatchObject(
-        **same,
-        **times,
-        created_at=int(row["created_at"].timestamp()),
-        request_counts=RequestCounts(total=row["total"], completed=row["completed"], failed=row["failed"]),
-        usage=_usage(row),
-    )
-
-
-def page(objects: Sequence[Any], *, limit: int) -> dict[str, Any]:
-    """A page of at most ``limit`` objects, made of one object more than that if there is one."""
-    shown = objects[:limit]
-    return {
-        "data": shown,
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        # A page of limit 0 has no last object to go on from.
-        "has_more": 0 < limit < len(objects),
-    }
-
-
-def _usage(row: Mapping[str, Any]) -> BatchUsage | None:
-    """Told once the batch has ended, and only if it ran."""
-    if row["status"] not in {"completed", "failed", "expired", "cancelled"} or row["in_progress_at"] is None:
-        return None
-    return BatchUsage(
-        input_tokens=row["input_tokens"],
-        input_tokens_details=InputTokensDetails(cached_tokens=row["cached_tokens"]),
-        output_tokens=row["output_tokens"],
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=row["reasoning_tokens"]),
-        total_tokens=row["input_tokens"] + row["output_tokens"],
-    )
-
-
-def _unix_seconds(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp())

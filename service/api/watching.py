@@ -1,8 +1,9 @@
-"""Hears what happens to batches, once for all clients that watch any.
+"""Live state of watched batches, shared by all clients that watch one.
 
-One connection of the process listens to Postgres. What it hears of is read in one query for all batches, in one
-thread, and kept per batch: a thousand watchers of a batch cost what one does, and hold neither a thread nor a
-connection. Without the listening connection, and every now and then beside it, all watched batches are read.
+One connection of the process listens for Postgres notifications. A batch that changed is read once for all of its
+watchers: one query, in one thread, for all changed batches. A thousand watchers of a batch cost as much as one, and
+hold neither a thread nor a connection. All watched batches are also read periodically, more often while the listening
+connection is lost.
 """
 
 import asyncio
@@ -15,53 +16,31 @@ from weakref import WeakValueDictionary
 import psycopg
 import structlog
 
-from service.api.extension import eta_s, fresh_rate
-from service.db import CONNECTION_LIMITS, Pool, query
+from service.api.extension import rate_and_eta
+from service.db import CONNECTION_LIMITS, Pool
+from service.db.rows import WatchedBatchRow, fetch_all
 from service.transitions import FINAL
 
 _log = structlog.get_logger(__name__)
 
 _COALESCE_S: Final = 0.1
+_FIRST_BACKOFF_S: Final = 0.5
 _MAX_BACKOFF_S: Final = 10.0
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamTimes:
-    """Times of event streams, in seconds.
-
-    Attributes:
-        max_stream_s: after so long a stream ends and its client connects again, so that a revoked key sees no more.
-        heartbeat_s: an idle stream sends a comment so often: proxies cut connections that are still for a minute.
-        listening_poll_s: all watched batches are read so often even if nothing was heard of them.
-        deaf_poll_s: the same while there is no listening connection.
-    """
-
-    max_stream_s: float = 3600
-    heartbeat_s: float = 15
-    listening_poll_s: float = 10
-    deaf_poll_s: float = 2
-
-
-async def _listening_connection(pool: Pool) -> psycopg.AsyncConnection:
-    conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
-    return await psycopg.AsyncConnection.connect(
-        conninfo, autocommit=True, application_name="cloister events", **CONNECTION_LIMITS
-    )
-
-
 @dataclass(eq=False)
 class Feed:
-    """What is known of one watched batch.
+    """The known state of one watched batch.
 
     Attributes:
         batch_id: the batch.
-        events: its rows of ``batch_events``, oldest first; a batch has some ten of them.
+        events: its rows of ``batch_events``, oldest first; a batch has about ten.
         state: its status, counts and rate, as clients see them.
-        progress: changes when the counts do.
-        is_over: it is in a final state, or it was deleted; no event will follow.
+        progress: its counts, for comparison.
+        is_over: the batch is in a final state or deleted; no event will follow.
         changed: set when any of these changed, and then replaced.
-        as_of: the database's time at which this was so.
+        as_of: the database's time of this state.
     """
 
     batch_id: str
@@ -74,66 +53,80 @@ class Feed:
 
     @property
     def last_id(self) -> int:
-        """The id of its newest event, 0 before the first."""
+        """The id of the newest event; 0 before the first."""
         return int(self.events[-1]["id"]) if self.events else 0
 
     def after(self, event_id: int) -> Sequence[dict[str, Any]]:
-        """The events behind one."""
+        """Return the events after one."""
         return [event for event in self.events if event["id"] > event_id]
 
-    def is_told(self, event_id: int) -> bool:
-        """Whether a client that has this event has all there will ever be."""
+    def is_finished(self, event_id: int) -> bool:
+        """Return whether a client with this event has every event that the batch will ever have."""
         return self.is_over and self.last_id <= event_id
 
     def wake(self) -> None:
-        """Lets all who watch look again."""
+        """Wake all watchers."""
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
-    def update(self, row: Mapping[str, Any]) -> None:
-        """Takes over a row of ``watched_batches``, unless a newer one came first."""
-        if row["now"] < self.as_of:
+    def update(self, row: WatchedBatchRow) -> None:
+        """Take over a newly read state, unless a newer one arrived first."""
+        if row.now < self.as_of:
             return
-        self.as_of = row["now"]
-        self.events += [event for event in row["events"] or () if event["id"] > self.last_id]
-        counts = {name: row[name] for name in ("total", "completed", "failed")}
-        rate, eta = fresh_rate(row, row["now"]), eta_s(row, row["now"])
-        self.progress = tuple(counts.values())
+        self.as_of = row.now
+        self.events += [event for event in row.events or () if event["id"] > self.last_id]
+        rate, eta = rate_and_eta(row, row.now)
+        self.progress = (row.total, row.completed, row.failed)
         self.state = {
-            "status": row["status"],
-            "request_counts": counts,
+            "status": row.status,
+            "request_counts": {"total": row.total, "completed": row.completed, "failed": row.failed},
             "rate_rows_per_second": None if rate is None else round(rate, 3),
             "eta_seconds": None if eta is None else round(eta),
         }
-        self.is_over = row["status"] in FINAL
+        self.is_over = row.status in FINAL
         self.wake()
 
 
 class Watching:
-    """The watched batches of this process. To be used in one event loop; ``stop`` ends all streams.
+    """The watched batches of this process. It belongs to one event loop; ``stop`` ends all streams.
 
     Args:
-        pool: where batches are read; the listening connection goes to the same database.
-        times: of the streams.
+        pool: the database of the batches; the listening connection uses the same one.
+        max_stream_s: a stream ends after this time and its client reconnects, so that a revoked key loses access.
+        heartbeat_s: an idle stream sends a comment this often, because proxies cut connections that are idle for a
+            minute.
+        poll_s: all watched batches are read this often even without a notification.
+        fallback_poll_s: the same while the listening connection is lost.
     """
 
-    def __init__(self, pool: Pool, times: StreamTimes) -> None:
-        self.times = times
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        max_stream_s: float = 3600,
+        heartbeat_s: float = 15,
+        poll_s: float = 10,
+        fallback_poll_s: float = 2,
+    ) -> None:
+        self.max_stream_s = max_stream_s
+        self.heartbeat_s = heartbeat_s
+        self._poll_s = poll_s
+        self._fallback_poll_s = fallback_poll_s
         self.is_stopping = False
         self.watchers = 0
         self._pool = pool
-        # Kept by those who watch: a feed goes with the last of them.
+        # Watchers hold the references: a feed disappears with its last watcher.
         self._feeds: WeakValueDictionary[str, Feed] = WeakValueDictionary()
-        self._dirty: set[str] = set()
+        self._changed_ids: set[str] = set()
         self._woken = asyncio.Event()
         self._is_listening = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, batch_id: str) -> Feed:
-        """What is known of a batch, kept up to date for as long as somebody holds it.
+        """Return the feed of a batch, which stays up to date as long as the caller holds it.
 
         Raises:
-            psycopg.OperationalError: the database cannot be reached.
+            psycopg.OperationalError: the database is unreachable.
         """
         if not self._tasks and not self.is_stopping:
             self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._refresh())]
@@ -145,7 +138,7 @@ class Watching:
         return feed
 
     def stop(self) -> None:
-        """Ends all streams and everything in the background."""
+        """End all streams and background tasks."""
         self.is_stopping = True
         for feed in list(self._feeds.values()):
             feed.wake()
@@ -153,13 +146,13 @@ class Watching:
             task.cancel()
 
     async def stopped(self) -> None:
-        """Waits for what ``stop`` ended."""
+        """Wait for the background tasks to end."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self, feeds: Iterable[Feed]) -> None:
         feeds = list(feeds)
-        values = {"ids": [feed.batch_id for feed in feeds], "last_ids": [feed.last_id for feed in feeds]}
-        rows = {row["id"]: row for row in await asyncio.to_thread(self._rows, values)}
+        parameters = {"ids": [feed.batch_id for feed in feeds], "last_ids": [feed.last_id for feed in feeds]}
+        rows = {row.id: row for row in await asyncio.to_thread(self._rows, parameters)}
         for feed in feeds:
             if feed.batch_id in rows:
                 feed.update(rows[feed.batch_id])
@@ -167,50 +160,53 @@ class Watching:
                 feed.is_over = True
                 feed.wake()
 
-    def _rows(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _rows(self, parameters: Mapping[str, Any]) -> list[WatchedBatchRow]:
         with self._pool.connection() as connection:
-            return connection.execute(query("watched_batches"), values).fetchall()
+            return fetch_all(connection, WatchedBatchRow, "watched_batches", parameters)
 
-    def _is_dirty(self, batch_ids: Iterable[str]) -> None:
-        self._dirty.update(batch_ids)
-        if self._dirty:
+    def _mark_changed(self, batch_ids: Iterable[str]) -> None:
+        self._changed_ids.update(batch_ids)
+        if self._changed_ids:
             self._woken.set()
 
     async def _refresh(self) -> None:
-        """Reads what is dirty, and all of it when nothing was heard for a while."""
+        """Read the changed batches, and all of them if nothing was notified for a while."""
         while True:
-            poll_s = self.times.listening_poll_s if self._is_listening else self.times.deaf_poll_s
+            poll_s = self._poll_s if self._is_listening else self._fallback_poll_s
             try:
                 await asyncio.wait_for(self._woken.wait(), poll_s)
             except TimeoutError:
-                self._dirty.update(self._feeds)
-            # Many notices come at once; they cost one query.
+                self._changed_ids.update(self._feeds)
+            # Notifications arrive in bursts; one burst costs one query.
             await asyncio.sleep(_COALESCE_S)
-            dirty, self._dirty = self._dirty, set()
+            changed, self._changed_ids = self._changed_ids, set()
             self._woken.clear()
-            feeds = [feed for batch_id in dirty if (feed := self._feeds.get(batch_id)) is not None]
+            feeds = [feed for batch_id in changed if (feed := self._feeds.get(batch_id)) is not None]
             try:
                 if feeds:
                     await self._read(feeds)
-            except Exception as error:  # noqa: BLE001 - the shell of the loop: all streams of the process hang on it
-                _log.warning("events.not_read", error=type(error).__name__, watched=len(feeds))
+            except Exception as error:  # noqa: BLE001 - loop shell: all streams of the process depend on it
+                _log.warning("events.read_failed", error=type(error).__name__, watched=len(feeds))
                 await asyncio.sleep(1)
-                self._is_dirty(dirty)
+                self._mark_changed(changed)
 
     async def _listen(self) -> None:
-        """Notes of which watched batches Postgres tells."""
-        backoff_s = 0.5
+        """Mark the watched batches that Postgres notifies about. Reconnect without end."""
+        backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
-                async with await _listening_connection(self._pool) as connection:
+                conninfo = self._pool.conninfo() if callable(self._pool.conninfo) else self._pool.conninfo
+                async with await psycopg.AsyncConnection.connect(
+                    conninfo, autocommit=True, application_name="cloister events", **CONNECTION_LIMITS
+                ) as connection:
                     await connection.execute("LISTEN batch_events")
-                    self._is_listening, backoff_s = True, 0.5
-                    # What happened before this was not heard.
-                    self._is_dirty(list(self._feeds))
+                    self._is_listening, backoff_s = True, _FIRST_BACKOFF_S
+                    # Changes before this point were not notified.
+                    self._mark_changed(list(self._feeds))
                     async for notice in connection.notifies():
                         if notice.payload in self._feeds:
-                            self._is_dirty([notice.payload])
-            except Exception as error:  # noqa: BLE001 - the shell of the loop
+                            self._mark_changed([notice.payload])
+            except Exception as error:  # noqa: BLE001 - loop shell
                 _log.warning("events.listener_lost", error=type(error).__name__, retry_in_s=backoff_s)
             finally:
                 self._is_listening = False

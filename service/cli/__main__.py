@@ -1,6 +1,6 @@
-"""``python -m service.cli``: the same as ``cloister``."""
+"""Run ``cloister`` as ``python -m service.cli``."""
 
-from service.cli import main
+from service.cli.app import main
 
 if __name__ == "__main__":
     main()

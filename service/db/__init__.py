@@ -1,12 +1,12 @@
 """Postgres: the connection pool, the migrations and the named queries.
 
-Queries stand in ``queries/*.sql``, each under a line ``-- name: the_name``; ``query("the_name")`` gives its text.
-Migrations stand in ``migrations/NNNN_title.sql`` and run forward only, each once, in one transaction.
+``queries/*.sql`` holds the queries, each under a line ``-- name: the_name``; ``query("the_name")`` returns its text.
+``rows`` holds the types of their rows. ``migrations/NNNN_title.sql`` run forward only, each once, in one transaction.
 """
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Final, LiteralString
 
@@ -25,17 +25,17 @@ CONNECTION_LIMITS: Final[Mapping[str, Any]] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 25_000,
 }
-"""A server whose machine is lost says no goodbye: within 25 seconds (the last in milliseconds) its client must notice.
+"""Detect a lost server within 25 seconds, even if its machine disappeared without closing connections.
 
 Source: https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-PARAMKEYWORDS
 """
 
 
 def open_pool(database_url: str, *, max_size: int = 10) -> Pool:
-    """Opens a pool whose connections give rows as dicts; it connects in the background and reconnects by itself."""
+    """Open a pool whose connections return rows as dicts. It connects in the background and reconnects by itself."""
 
     def check(connection: psycopg.Connection[DictRow]) -> None:
-        # Where one connection is lost, all are: the pool would find them one by one, with pauses that double.
+        # If one connection is lost, all are. The pool alone would find them one by one, with doubling pauses.
         try:
             ConnectionPool.check_connection(connection)
         except psycopg.OperationalError:
@@ -47,7 +47,7 @@ def open_pool(database_url: str, *, max_size: int = 10) -> Pool:
         min_size=1,
         max_size=max_size,
         timeout=10,
-        # The pool doubles its pauses up to this many seconds: as long as a long outage, it would stay away after one.
+        # The upper limit of the pool's doubling pauses: without it, reconnecting takes as long as the outage did.
         reconnect_timeout=10,
         kwargs={"row_factory": dict_row, **CONNECTION_LIMITS},
         check=check,
@@ -64,13 +64,13 @@ def _queries() -> dict[str, str]:
         for block in re.split(r"^-- name: ", file.read_text(), flags=re.MULTILINE)[1:]:
             name, _, text = block.partition("\n")
             if name.strip() in queries:
-                raise ValueError(f"two queries are named {name.strip()!r}; the second stands in {file.name}")
+                raise ValueError(f"two queries are named {name.strip()!r}; the second is in {file.name}")
             queries[name.strip()] = text.strip()
     return queries
 
 
 def query(name: str) -> LiteralString:
-    """The text of a named query.
+    """Return the text of a named query.
 
     Raises:
         KeyError: no query has that name.
@@ -78,20 +78,15 @@ def query(name: str) -> LiteralString:
     return _queries()[name]
 
 
-def _migrations() -> Iterator[tuple[str, str]]:
+def migrations() -> dict[str, str]:
+    """Return the text of every migration by its name, in the order in which they run."""
     folder = resources.files(__package__) / "migrations"
-    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if file.name.endswith(".sql"):
-            yield file.name.removesuffix(".sql"), file.read_text()
-
-
-def migration_names() -> list[str]:
-    """The names of all migrations, in the order in which they run."""
-    return [name for name, _ in _migrations()]
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
+    return {file.name.removesuffix(".sql"): file.read_text() for file in files}
 
 
 def migrate(database_url: str, **connect: Any) -> list[str]:
-    """Runs the migrations that this database has not seen; returns their names. Safe to run from two places."""
+    """Run the migrations that this database lacks and return their names. Safe to run concurrently."""
     done: list[str] = []
     with psycopg.connect(database_url, **connect) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
@@ -99,7 +94,7 @@ def migrate(database_url: str, **connect: Any) -> list[str]:
             "CREATE TABLE IF NOT EXISTS migrations (name text PRIMARY KEY, run_at timestamptz NOT NULL DEFAULT now())"
         )
         seen = {row[0] for row in connection.execute("SELECT name FROM migrations")}
-        for name, text in _migrations():
+        for name, text in migrations().items():
             if name not in seen:
                 connection.execute(text)
                 connection.execute("INSERT INTO migrations (name) VALUES (%s)", [name])

@@ -1,7 +1,10 @@
-"""Reads a batch's input file as a stream and tells all that is wrong with it. Pure; memory does not grow with it.
+"""Validation of a batch's input file. Pure, and streaming: memory does not grow with the file.
 
-The error codes are OpenAI's: https://platform.openai.com/docs/guides/batch and what its API was seen to answer.
-Line numbers are physical and count from 1; a blank line has a number and is no request.
+Where an error is found: ``reading`` (the file as a whole, and the order of the checks), ``json_lines`` (a line that is
+not JSON), ``requests`` (the fields of one request).
+
+The error codes are OpenAI's: https://platform.openai.com/docs/guides/batch and the observed answers of its API.
+Line numbers count physical lines from 1; a blank line has a number but is not a request.
 """
 
 from service.input_file.errors import MAX_LISTED_ERRORS, InputError

@@ -1,22 +1,28 @@
-"""One error of an input file, and the list of them that is kept."""
+"""Errors of an input file, and the list of them that a batch keeps.
+
+Messages are stored in Postgres and shown to clients, so they never quote the content of a request: they give its
+place, type and length. The exceptions are identifiers (custom_id, method, url, model), cut to 100 characters.
+"""
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 MAX_LISTED_ERRORS: Final = 1_000
-_MAX_SHOWN: Final = 100
-_MAX_MESSAGE: Final = 1_000
-# Control characters are shown escaped: Postgres takes no NUL, and a terminal obeys some of the others.
+MAX_QUOTED_CHARACTERS: Final = 100
+_MAX_MESSAGE_CHARACTERS: Final = 1_000
+_IDENTIFIER: Final = re.compile(rf"[!-~]{{1,{MAX_QUOTED_CHARACTERS}}}")
+# Postgres rejects NUL in text, and terminals interpret some of the other control characters.
 _ESCAPED: Final = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputError:
-    """One thing that is wrong. ``line`` is None where it is the file as a whole."""
+    """One error of an input file. ``line`` is None when it concerns the whole file."""
 
-    code: str
+    code: str = "invalid_request"
     message: str
     param: str | None = None
     line: int | None = None
@@ -24,22 +30,24 @@ class InputError:
 
 @dataclass(slots=True, kw_only=True)
 class ErrorList:
-    """All errors are counted, the first 1,000 kept: what is wrong with the file as a whole, then by line."""
+    """All errors counted, the first 1,000 kept: those of the whole file first, then those of its lines."""
 
     count: int = 0
     _of_file: list[InputError] = field(default_factory=list)
     _of_lines: list[InputError] = field(default_factory=list)
 
     def add(self, errors: Iterable[InputError]) -> None:
-        """Counts errors, and keeps them while there is room."""
+        """Count errors and keep them while there is room, cut to length and with control characters escaped."""
         for error in errors:
             self.count += 1
             kept = self._of_file if error.line is None else self._of_lines
             if len(kept) < MAX_LISTED_ERRORS:
-                kept.append(_printable(error))
+                message = cut(error.message, _MAX_MESSAGE_CHARACTERS).translate(_ESCAPED)
+                param = error.param and cut(error.param, MAX_QUOTED_CHARACTERS).translate(_ESCAPED)
+                kept.append(dataclasses.replace(error, message=message, param=param))
 
     def listed(self) -> tuple[InputError, ...]:
-        """The errors that are told. Where some are left out, the last of them says so."""
+        """Return the kept errors. If some are omitted, the message of the last one states the total."""
         listed = [*self._of_file, *self._of_lines][:MAX_LISTED_ERRORS]
         if self.count > len(listed):
             note = f" (Of {self.count:,} errors in this file, the first {len(listed):,} are listed; this is the last.)"
@@ -47,44 +55,40 @@ class ErrorList:
         return tuple(listed)
 
 
-def missing(param: str, number: int, hint: str = "") -> InputError:
-    """A required field is not there, or null."""
+def cut(text: str, max_characters: int) -> str:
+    """Return the text, cut to a length, with an ellipsis if something was cut."""
+    return text if len(text) <= max_characters else f"{text[:max_characters]}…"
+
+
+def missing(param: str, line: int, hint: str = "") -> InputError:
+    """Return the error for a required field that is absent or null."""
     message = f"Missing required parameter: '{param}'.{hint and ' '}{hint}"
-    return InputError(code="missing_required_parameter", message=message, param=param, line=number)
+    return InputError(code="missing_required_parameter", message=message, param=param, line=line)
 
 
-def invalid(param: str | None, message: str, number: int | None) -> InputError:
-    """A field, or a line as a whole, cannot be used."""
-    return InputError(code="invalid_request", message=message, param=param, line=number)
+def wrong_type(param: str, expected: str, value: Any, line: int) -> InputError:
+    """Return the error for a field whose value has the wrong type."""
+    message = f"Invalid type for '{param}': expected {expected}, but got {described(value)} instead."
+    return InputError(message=message, param=param, line=line)
 
 
-def wrong_type(param: str, expected: str, value: Any, number: int) -> InputError:
-    """A field holds another type than it must."""
-    return invalid(param, f"Invalid type for '{param}': it must be {expected}, not {shown(value)}.", number)
-
-
-def shown(value: Any) -> str:
-    """A value of a request as a message quotes it, cut where it is long."""
+def described(value: Any) -> str:
+    """Describe a value by its JSON type and length, without quoting it."""
     match value:
         case None:
             return "null"
         case bool():
-            return str(value).lower()
+            return "a boolean"
         case str():
-            return f"'{value[:_MAX_SHOWN]}…'" if len(value) > _MAX_SHOWN else f"'{value}'"
+            return f"a string of {len(value):,} characters" if value else "an empty string"
         case int() | float():
-            return str(value)
+            return "a number"
         case list():
             return "an array"
         case _:
             return "an object"
 
 
-def _printable(error: InputError) -> InputError:
-    message = _cut(error.message, _MAX_MESSAGE).translate(_ESCAPED)
-    param = None if error.param is None else _cut(error.param, _MAX_SHOWN).translate(_ESCAPED)
-    return dataclasses.replace(error, message=message, param=param)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
+def identified(value: Any) -> str:
+    """Quote a value that looks like a short identifier; describe any other in parentheses."""
+    return f"'{value}'" if isinstance(value, str) and _IDENTIFIER.fullmatch(value) else f"({described(value)})"

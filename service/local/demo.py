@@ -1,4 +1,4 @@
-"""``make demo``: one batch from upload to download, on this machine, with the official OpenAI client."""
+"""``make demo``: run one batch from upload to download, on this machine, with the official OpenAI client."""
 
 import argparse
 import json
@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from openai.types import Batch
 
 MODEL_ID = "demo"
+REQUESTS, OUTPUT, ERRORS = "requests.jsonl", "output.jsonl", "errors.jsonl"
 START_TIMEOUT_S = 180.0
 BATCH_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 90.0
@@ -36,24 +36,15 @@ POLL_S = 0.5
 ANSWERS_SHOWN = 5
 FINAL = {"completed", "failed", "expired", "cancelled"}
 PHASES = {
-    "validating": "checking every line",
+    "validating": "checking the lines",
     "in_progress": "generating",
-    "finalizing": "putting the output in order",
+    "finalizing": "assembling the output",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paths:
-    """The files of one demo."""
-
-    requests: Path
-    output: Path
-    errors: Path
 
 
 @contextmanager
 def running_stack(model: Path, data_dir: Path, console: Console) -> Iterator[Client]:
-    """A ``cloister local`` on a free port, until the block ends."""
+    """Run ``cloister local`` on a free port until the context ends."""
     layout = layout_of(data_dir)
     before_ns = layout.client_env.stat().st_mtime_ns if layout.client_env.exists() else 0
     port = free_ports(1)[0]
@@ -61,7 +52,16 @@ def running_stack(model: Path, data_dir: Path, console: Console) -> Iterator[Cli
     command += [f"--model={model}", f"--model-id={MODEL_ID}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=os.environ)
     try:
-        _show_start(process, console)
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        for line in process.stdout:
+            if line.startswith("cloister is ready"):
+                break
+            if line.strip():
+                console.print(f"  {line.rstrip()}", style="dim", highlight=False, markup=False)
+        else:
+            raise LocalError(
+                f"cloister local ended with exit code {process.wait()} before it was ready; the reason is above"
+            )
         client = read_client_env(layout.client_env)
         if client is None or layout.client_env.stat().st_mtime_ns == before_ns:
             raise LocalError(f"cloister local did not write {layout.client_env}")
@@ -72,23 +72,20 @@ def running_stack(model: Path, data_dir: Path, console: Console) -> Iterator[Cli
         process.communicate(timeout=STOP_TIMEOUT_S)
 
 
-def _show_start(process: "subprocess.Popen[str]", console: Console) -> None:
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
-    for line in process.stdout:
-        if line.startswith("cloister is ready"):
-            return
-        if line.strip():
-            console.print(f"  {line.rstrip()}", style="dim", highlight=False, markup=False)
-    raise LocalError(f"cloister local ended with exit code {process.wait()} before it was ready; it says why above")
+def run_batch(client: "OpenAI", directory: Path, console: Console) -> "Batch":
+    """Upload the example file, show the progress of its batch until it ends, and download both result files.
 
-
-def _watch(client: "OpenAI", batch: "Batch", console: Console) -> "Batch":
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    Raises:
+        LocalError: the batch has not ended in time, or not with the results that the example file should give.
+    """
+    path = directory / REQUESTS
+    path.write_text("".join(demo_lines(MODEL_ID)))
+    with path.open("rb") as requests:
+        file = client.files.create(file=requests, purpose="batch")
+    console.print(f"uploaded {path} ({TOTAL} lines) as {file.id}", soft_wrap=True, highlight=False)
+    batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
+    console.print(f"created {batch.id}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     deadline_s = time.monotonic() + BATCH_TIMEOUT_S
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("", total=TOTAL)
@@ -101,110 +98,74 @@ def _watch(client: "OpenAI", batch: "Batch", console: Console) -> "Batch":
                 phase = "starting the engine"
             progress.update(task, completed=done, description=f"{phase:<28}")
             if batch.status in FINAL:
-                return batch
+                break
             if time.monotonic() > deadline_s:
                 raise LocalError(f"the batch is still {batch.status} after {BATCH_TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)
-
-
-def run_batch(client: "OpenAI", paths: Paths, console: Console) -> "Batch":
-    """Uploads the example file, watches its batch, and downloads both result files."""
-    paths.requests.write_text("".join(demo_lines(MODEL_ID)))
-    with paths.requests.open("rb") as requests:
-        file = client.files.create(file=requests, purpose="batch")
-    console.print(f"uploaded {paths.requests} ({TOTAL} lines) as {file.id}", soft_wrap=True, highlight=False)
-    batch = client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
-    console.print(f"created {batch.id}")
-    batch = _watch(client, batch, console)
-    for file_id, path in ((batch.output_file_id, paths.output), (batch.error_file_id, paths.errors)):
-        path.write_bytes(client.files.content(file_id).read() if file_id else b"")
+    for file_id, name in ((batch.output_file_id, OUTPUT), (batch.error_file_id, ERRORS)):
+        (directory / name).write_bytes(client.files.content(file_id).read() if file_id else b"")
+    logs = f"the logs are in {directory / 'data' / 'logs'}"
+    if batch.status != "completed" or counts is None:
+        reasons = [error.message for error in (batch.errors.data or [])] if batch.errors else []
+        reason = "; ".join(filter(None, reasons)) or "no reason given"
+        raise LocalError(f"the batch ended as {batch.status}: {reason}; {logs}")
+    found = (counts.total, counts.completed, counts.failed)
+    expected = (TOTAL, TOTAL - BROKEN, BROKEN)
+    if found != expected:
+        raise LocalError(f"(total, completed, failed) is {found}, but should be {expected}; {logs}")
     return batch
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def _answers(lines: list[dict[str, Any]]) -> Table:
-    table = Table("custom_id", "finish", "answer of the demo model (random weights: nonsense)", title="some answers")
-    for line in lines[:: max(1, len(lines) // ANSWERS_SHOWN)][:ANSWERS_SHOWN]:
+def show(batch: "Batch", directory: Path, console: Console) -> None:
+    """Print some answers, the errors, and the paths of the files."""
+    answers = Table("custom_id", "finish", "answer of the demo model (random weights: nonsense)", title="some answers")
+    output = [json.loads(line) for line in (directory / OUTPUT).read_text().splitlines()]
+    for line in output[:: max(1, len(output) // ANSWERS_SHOWN)][:ANSWERS_SHOWN]:
         choice = line["response"]["body"]["choices"][0]
         answer = " ".join(str(choice["message"]["content"]).split())[:80]
-        table.add_row(line["custom_id"], str(choice["finish_reason"]), Text(answer))
-    return table
-
-
-def _errors(lines: list[dict[str, Any]]) -> Table:
-    table = Table("custom_id", "status", "message", title="the error file: lines that fail on purpose")
-    for line in lines:
+        answers.add_row(line["custom_id"], str(choice["finish_reason"]), Text(answer))
+    console.print(answers)
+    failures = Table("custom_id", "status", "message", title="the error file: lines that fail on purpose")
+    for line in map(json.loads, (directory / ERRORS).read_text().splitlines()):
         response = line["response"] or {}
         error = line["error"] or response["body"]["error"]
         message = " ".join(str(error["message"]).split())[:100]
-        table.add_row(line["custom_id"], str(response.get("status_code", "")), Text(message))
-    return table
-
-
-def show(batch: "Batch", paths: Paths, console: Console) -> None:
-    """The last screen."""
-    console.print(_answers(_lines(paths.output)))
-    console.print(_errors(_lines(paths.errors)))
+        failures.add_row(line["custom_id"], str(response.get("status_code", "")), Text(message))
+    console.print(failures)
     counts = batch.request_counts
     if counts is not None:
-        console.print(f"{counts.total} lines: {counts.completed} completed, {counts.failed} failed as they should")
-    for name, path in (("requests", paths.requests), ("output", paths.output), ("errors", paths.errors)):
-        console.print(f"  {name:<9} {path}", soft_wrap=True, highlight=False)
-
-
-def problem_of(batch: "Batch") -> str | None:
-    """What is not as the example file promises, or None."""
-    counts = batch.request_counts
-    if batch.status != "completed" or counts is None:
-        reasons = [error.message for error in (batch.errors.data or [])] if batch.errors else []
-        return f"the batch ended {batch.status}: {'; '.join(filter(None, reasons)) or 'no reason given'}"
-    found = (counts.total, counts.completed, counts.failed)
-    expected = (TOTAL, TOTAL - BROKEN, BROKEN)
-    return None if found == expected else f"(total, completed, failed) are {found}, not {expected}"
-
-
-def run_demo(model: Path, directory: Path, console: Console) -> int:
-    """Runs the demo; returns the exit code."""
-    from openai import OpenAI
-
-    began_s = time.monotonic()
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = Paths(
-        requests=directory / "requests.jsonl", output=directory / "output.jsonl", errors=directory / "errors.jsonl"
-    )
-    console.print("starting `cloister local`: Postgres, Ray, the service and the reconciler")
-    with running_stack(model, directory / "data", console) as found:
-        with OpenAI(base_url=found.base_url, api_key=found.api_key) as client:
-            batch_s = time.monotonic()
-            batch = run_batch(client, paths, console)
-            batch_s = time.monotonic() - batch_s
-        problem = problem_of(batch)
-        if problem is None:
-            show(batch, paths, console)
-    if problem is not None:
-        console.print(f"error: {problem}; the logs are in {directory / 'data' / 'logs'}", style="red", markup=False)
-        return 1
-    console.print(f"the batch took {batch_s:.0f} s, everything {time.monotonic() - began_s:.0f} s")
-    return 0
+        console.print(f"{counts.total} lines: {counts.completed} completed, {counts.failed} failed as intended")
+    for name in (REQUESTS, OUTPUT, ERRORS):
+        console.print(f"  {name.removesuffix('.jsonl'):<9} {directory / name}", soft_wrap=True, highlight=False)
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line; return the exit code."""
+    from openai import OpenAI
+
     parser = argparse.ArgumentParser(description="Run one batch on this machine, from upload to download.")
-    parser.add_argument("--model", type=Path, required=True, help="the directory of the model")
-    parser.add_argument("--directory", type=Path, required=True, help="where the files of the demo go")
+    parser.add_argument("--model", type=Path, required=True, help="directory of the model")
+    parser.add_argument("--directory", type=Path, required=True, help="directory for the files of the demo")
     arguments = parser.parse_args()
+    directory: Path = arguments.directory
     console = Console()
+    began_s = time.monotonic()
     try:
-        return run_demo(arguments.model, arguments.directory, console)
+        directory.mkdir(parents=True, exist_ok=True)
+        console.print("starting `cloister local`: Postgres, Ray, the service and the reconciler")
+        with running_stack(arguments.model, directory / "data", console) as found:
+            with OpenAI(base_url=found.base_url, api_key=found.api_key) as client:
+                batch_s = time.monotonic()
+                batch = run_batch(client, directory, console)
+                batch_s = time.monotonic() - batch_s
+            show(batch, directory, console)
     except LocalError as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:
         return 130
+    console.print(f"the batch took {batch_s:.0f} s, the whole demo {time.monotonic() - began_s:.0f} s")
+    return 0
 
 
 if __name__ == "__main__":

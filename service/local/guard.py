@@ -1,8 +1,8 @@
-"""Ends everything when the supervisor dies, even by ``kill -9``.
+"""Ends every process of a data directory when the supervisor dies, even after ``kill -9``.
 
-Run as ``python -m service.local.guard DATA_DIR`` with a pipe from the supervisor as its standard
-input. Nothing is ever written to the pipe: its end is the news. The guard keeps the lock of the data
-directory open, so that the next ``cloister local`` waits until it has finished.
+Run as ``python -m service.local.guard DATA_DIR``, with a pipe from the supervisor as standard input. Nothing is ever
+written to the pipe; its end means that the supervisor is gone. The guard keeps the lock of the data directory, so that
+the next ``cloister local`` waits until the guard has finished.
 """
 
 import os
@@ -15,8 +15,8 @@ from service.local.processes import end_everything
 
 
 def main() -> int:
-    """Waits for the end of the supervisor, then clears up."""
-    # The terminal's Ctrl-C and a shutdown's TERM reach the guard too; its work begins after them.
+    """Wait until the supervisor is gone, then end everything."""
+    # Ctrl-C in the terminal and a shutdown's SIGTERM reach the guard too, whose work begins only then.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     layout = layout_of(Path(sys.argv[1]))

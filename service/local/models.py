@@ -1,27 +1,29 @@
 """The model catalogue of ``cloister local``: from the options of the command line, or a whole file."""
 
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
-from ray_job.contract.job_spec import Accelerator
+from ray_job.contract.accelerators import ACCELERATORS, CPU, OLDEST_SUPPORTED, Accelerator, capability_text
 from service.local.errors import LocalError
 
-# vLLM on a CPU: float32 because bfloat16 answers change with what else is in the same step; no
+# vLLM on a CPU: float32 because with bfloat16 an answer depends on the other requests in the same step; no
 # compilation, which takes minutes on few cores; a short context, because it sizes the KV cache.
 CPU_ENGINE_ARGS: Mapping[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
 # Arguments of the engine that are settings of the model in the catalogue.
 MODEL_SETTINGS = ("tensor_parallel_size", "pipeline_parallel_size")
+_SMI_LINE: Final = re.compile(r"(?P<name>[^,\n]+), *(?P<memory>\d+)[^,\n]*, *(?P<major>\d+)\.(?P<minor>\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """What the command line says about the model; an empty ``source``: nothing."""
+    """The command line's options about the model. An empty ``source`` means that no model is given."""
 
     source: str = ""
     model_id: str = ""
@@ -30,46 +32,68 @@ class ModelOptions:
 
 
 def detect_accelerator() -> Accelerator:
-    """What engines run on here: ``cpu`` without a GPU, else the image lane that fits the GPU."""
+    """Return what engines run on here: a row of the accelerator table.
+
+    Raises:
+        LocalError: the GPU is too old.
+    """
     if shutil.which("nvidia-smi") is None:
-        return "cpu"
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        return CPU
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     return accelerator_of(subprocess.run(query, capture_output=True, text=True, check=False).stdout)
 
 
-def accelerator_of(compute_capabilities: str) -> Accelerator:
-    """The accelerator for the output of nvidia-smi, one compute capability on each line."""
-    first = compute_capabilities.split()[:1]
-    if not first or not first[0][0].isdecimal():
-        return "cpu"
-    return "v100" if first[0] == "7.0" else "a10g"
+def accelerator_of(output: str) -> Accelerator:
+    """Find the row of the accelerator table for the output of nvidia-smi.
 
+    The first GPU counts. Its product name selects rows, its memory the row among them. A GPU that the table lacks gets
+    the row with the same compute capability, or the nearest older one.
 
-def parse_engine_args(arguments: Sequence[str]) -> dict[str, Any]:
-    """Reads ``key=value`` arguments; values are YAML, so that numbers, booleans and lists keep their type.
+    Args:
+        output: a line ``name, memory in MiB, compute capability`` for each GPU.
 
     Raises:
-        LocalError: an argument without ``=``, or a value that is not YAML.
+        LocalError: the GPU is older than every row.
     """
-    parsed: dict[str, Any] = {}
-    for argument in arguments:
+    found = _SMI_LINE.match(output)
+    if found is None:
+        return CPU
+    capability = (int(found["major"]), int(found["minor"]))
+    words = set(re.split(r"[^A-Za-z0-9]+", found["name"]))
+    gpus = [row for row in ACCELERATORS.values() if row.capability and row.product]
+    rows = [row for row in gpus if row.product in words]
+    if not rows:
+        newest = max((row.capability for row in gpus if row.capability and row.capability <= capability), default=None)
+        rows = [row for row in gpus if row.capability == newest]
+    if not rows:
+        raise LocalError(
+            f"{found['name']} has compute capability {capability_text(capability)}, and engines need "
+            f"{capability_text(OLDEST_SUPPORTED)}; take nvidia-smi off the PATH to run on CPUs, or use another machine"
+        )
+    return min(rows, key=lambda row: abs(row.memory_mib - int(found["memory"])))
+
+
+def catalogue(options: ModelOptions, accelerator: Accelerator) -> dict[str, Any]:
+    """Return a catalogue with the one model that the options name.
+
+    The values of engine arguments are YAML, so that numbers, booleans and lists keep their type.
+
+    Raises:
+        LocalError: an engine argument without ``=``, or with a value that is not YAML.
+    """
+    given: dict[str, Any] = {}
+    for argument in options.engine_args:
         name, separator, value = argument.partition("=")
         name = name.strip().removeprefix("--").replace("-", "_")
         if not separator or not name:
             raise LocalError(f"--engine-arg {argument!r} is not key=value, e.g. --engine-arg max_model_len=4096")
         try:
-            parsed[name] = yaml.safe_load(value)
+            given[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise LocalError(f"--engine-arg {argument!r}: the value is not YAML: {error}") from error
-    return parsed
-
-
-def catalogue(options: ModelOptions, accelerator: Accelerator) -> dict[str, Any]:
-    """A catalogue with the one model that the options name."""
     local = Path(options.source)
     source = str(local.resolve()) if local.is_dir() else options.source
-    given = parse_engine_args(options.engine_args)
-    defaults = CPU_ENGINE_ARGS if accelerator == "cpu" else {}
+    defaults = CPU_ENGINE_ARGS if accelerator is CPU else {}
     engine_args = {**defaults, **{name: value for name, value in given.items() if name not in MODEL_SETTINGS}}
     pooling = engine_args.get("runner") == "pooling"
     return {
@@ -77,7 +101,7 @@ def catalogue(options: ModelOptions, accelerator: Accelerator) -> dict[str, Any]
             {
                 "id": options.model_id or (local.resolve().name if local.is_dir() else options.source),
                 "source": source,
-                "accelerator": accelerator,
+                "accelerator": accelerator.name,
                 "endpoints": ["/v1/embeddings"] if pooling else ["/v1/chat/completions", "/v1/completions"],
                 "engine_args": engine_args,
                 **{name: given[name] for name in MODEL_SETTINGS if name in given},
@@ -86,15 +110,8 @@ def catalogue(options: ModelOptions, accelerator: Accelerator) -> dict[str, Any]
     }
 
 
-def write_catalogue(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a catalogue file, whole or not at all."""
-    staging = path.with_name(f"{path.name}.new")
-    staging.write_text(yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))
-    staging.replace(path)
-
-
 def read_models(path: Path) -> list[dict[str, Any]]:
-    """The models of a catalogue file, unchecked; the service checks them.
+    """Return the unchecked models of a catalogue file; the service checks them.
 
     Raises:
         LocalError: the file cannot be read, or names no model.
@@ -107,8 +124,3 @@ def read_models(path: Path) -> list[dict[str, Any]]:
     if not models:
         raise LocalError(f"the model catalogue {path} names no model; add one under `models:`")
     return models
-
-
-def all_local(models: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every model lies on this machine or is served by an endpoint, so that nothing is downloaded."""
-    return all(model.get("lane") == "http" or Path(str(model.get("source", ""))).is_dir() for model in models)

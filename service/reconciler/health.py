@@ -1,4 +1,4 @@
-"""The reconciler's own HTTP: /healthz, /readyz and /metrics, for whoever runs it. Nothing of what is stored is told."""
+"""HTTP endpoints of the reconciler for operators: /healthz, /readyz and /metrics. They reveal no stored data."""
 
 import json
 import time
@@ -15,26 +15,27 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from service.db import query
 from service.errors import ObjectStoreError
-from service.reconciler.context import Context
+from service.reconciler.backends import Backends
 
 logger = structlog.get_logger(__name__)
 
 # Three passes of an idle loop.
 MAX_SILENCE_S: Final = 30.0
 
-_Answer = tuple[int, str, bytes]
-
 
 @contextmanager
-def serve_health(context: Context, *, host: str, port: int) -> Iterator[int]:
-    """Answers in a thread of its own until the end of the block; gives the port, a free one for port 0.
+def serve_health(backends: Backends, *, host: str, port: int) -> Iterator[int]:
+    """Serve the endpoints in a thread until the context ends.
+
+    Yields:
+        The port; a free one if ``port`` is 0.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
 
     class Handler(_Handler):
-        served = context
+        served = backends
 
     server = ThreadingHTTPServer((host, port), Handler)
     server.daemon_threads = True
@@ -49,57 +50,53 @@ def serve_health(context: Context, *, host: str, port: int) -> Iterator[int]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    served: Context
-    # A probe that says nothing must not hold a thread for ever.
+    served: Backends
+    # A client that sends nothing must not hold a thread forever.
     timeout = 10
 
     def do_GET(self) -> None:
-        """Answers one probe."""
-        status, content_type, content = _answer(self.served, urlsplit(self.path).path)
+        """Answer one request."""
+        match urlsplit(self.path).path:
+            case "/healthz":
+                silence_s = time.monotonic() - self.served.metrics.beat_at
+                is_alive = silence_s < MAX_SILENCE_S
+                self._report([] if is_alive else [f"the loop has not run for {silence_s:.0f} s"])
+            case "/readyz":
+                missing = []
+                try:
+                    with self.served.pool.connection(timeout=5) as connection:
+                        connection.execute(query("check_schema"))
+                except psycopg.Error as error:
+                    logger.warning("readyz.database", error=str(error).strip())
+                    missing.append("database")
+                try:
+                    self.served.store.check()
+                except ObjectStoreError as error:
+                    logger.warning("readyz.object_store", error=str(error))
+                    missing.append("object store")
+                self._report(missing)
+            case "/metrics":
+                self._send(200, CONTENT_TYPE_LATEST, generate_latest(self.served.metrics.registry))
+            case _:
+                self._send_json(404, {"status": "not found; the paths are /healthz, /readyz and /metrics"})
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a line for each probe would hide the others."""
+
+    def _report(self, problems: list[str]) -> None:
+        is_leading = self.served.metrics.registry.get_sample_value("cloister_reconciler_leading")
+        role = "leading" if is_leading else "standby"
+        if problems:
+            self._send_json(503, {"status": "unavailable", "role": role, "missing": problems})
+        else:
+            self._send_json(200, {"status": "ok", "role": role})
+
+    def _send_json(self, status: int, content: dict[str, object]) -> None:
+        self._send(status, "application/json", json.dumps(content).encode())
+
+    def _send(self, status: int, content_type: str, content: bytes) -> None:
         self.send_response(status)
         self.send_header("content-type", content_type)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """A line for each probe would bury the rest."""
-
-
-def _answer(context: Context, path: str) -> _Answer:
-    match path:
-        case "/healthz":
-            silence_s = time.monotonic() - context.pulse.beat_at
-            problems = [] if silence_s < MAX_SILENCE_S else [f"the loop gave no sign of life for {silence_s:.0f} s"]
-            return _report(context, problems)
-        case "/readyz":
-            return _report(context, list(_missing(context)))
-        case "/metrics":
-            return 200, CONTENT_TYPE_LATEST, generate_latest(context.metrics.registry)
-        case _:
-            return _json(404, {"status": "there are /healthz, /readyz and /metrics"})
-
-
-def _report(context: Context, problems: list[str]) -> _Answer:
-    role = "leading" if context.pulse.is_leading else "standby"
-    if problems:
-        return _json(503, {"status": "unavailable", "role": role, "missing": problems})
-    return _json(200, {"status": "ok", "role": role})
-
-
-def _missing(context: Context) -> Iterator[str]:
-    try:
-        with context.pool.connection(timeout=5) as connection:
-            connection.execute(query("check_schema"))
-    except psycopg.Error as error:
-        logger.warning("readyz.database", error=str(error).strip())
-        yield "database"
-    try:
-        context.store.check()
-    except ObjectStoreError as error:
-        logger.warning("readyz.object_store", error=str(error))
-        yield "object store"
-
-
-def _json(status: int, content: dict[str, object]) -> _Answer:
-    return status, "application/json", json.dumps(content).encode()

@@ -1,44 +1,32 @@
-"""One step of one batch: asks the pure core what to do, and does it."""
+"""One step of one batch: decide the next action with ``service.transitions``, and carry it out."""
 
-from datetime import datetime, timedelta
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import psycopg
 import structlog
-from psycopg.rows import DictRow
 
 from ray_job.contract.job_spec import JobSpec
-from ray_job.contract.object_keys import file_key, parts_prefix
-from service.assembly import AssemblyError, committed_lines
-from service.errors import LauncherError, LaunchRefusedError
+from ray_job.contract.object_keys import batch_prefix, file_key, parts_prefix
+from service.assembly import missing_results
+from service.db import query
+from service.errors import LauncherError, LaunchRefusedError, ObjectNotFoundError
+from service.input_file import InputError, read_input_file
 from service.ports import JobState, JobStatus
-from service.reconciler.context import Context, utc_now
-from service.reconciler.finishing import delete_parts, finish, give_up
-from service.reconciler.jobs import (
-    gpus_of,
-    note_job_over,
-    note_launch,
-    note_next_attempt,
-    note_running,
-    note_waiting,
-    postpone_launch,
-    turn_to_launch,
-)
-from service.reconciler.records import Batch, finalize, load_batch, note_giving_up
-from service.reconciler.validation import MODEL_UNAVAILABLE, validate
+from service.reconciler.backends import Backends
+from service.reconciler.finishing import finish
+from service.reconciler.records import Batch, launch_turn, load_batch, record
+from service.reconciler.state_changes import change_state
 from service.transitions import (
     ALIVE,
     FINAL,
-    Assemble,
+    Action,
     AttemptFailed,
+    BatchStatus,
     Decision,
-    Fail,
-    Finalize,
     GiveUp,
-    Launch,
-    StopJob,
-    Validate,
-    Wait,
+    NextAttempt,
     after_failed_attempt,
     after_refused_launch,
     decide,
@@ -47,166 +35,202 @@ from service.transitions import (
 
 logger = structlog.get_logger(__name__)
 
-# A job that the launcher refuses must not keep the others from theirs.
+MODEL_UNAVAILABLE: Final = "model_unavailable"
+# Parts that are deleted at the same time.
+_DELETERS: Final = 16
+# A job that cannot be launched waits longer than a failed step, so that other jobs are launched meanwhile.
 _POSTPONED_PAUSES: Final = 5
 
 
-def advance(context: Context, batch_id: str) -> None:
-    """Takes a batch as far as it goes now.
+def advance(backends: Backends, batch_id: str) -> None:
+    """Take steps of a batch until it has to wait.
 
     Raises:
-        ObjectStoreError, LauncherError, psycopg.OperationalError: something is not to be reached; the batch stays as
-            it is and can be advanced again later.
+        ObjectStoreError, LauncherError, psycopg.OperationalError: a backend cannot be reached; the batch is unchanged
+            and can be advanced again later.
     """
-    while not context.stopping.is_set() and step(context, batch_id):
+    while not backends.stopping.is_set() and step(backends, batch_id):
         pass
 
 
-def step(context: Context, batch_id: str) -> bool:
-    """Does the next step of a batch; returns whether another may follow at once."""
-    batch = load_batch(context.pool, batch_id)
+def step(backends: Backends, batch_id: str) -> bool:
+    """Take the next step of a batch.
+
+    Returns:
+        Whether another step may follow at once.
+    """
+    batch = load_batch(backends.pool, batch_id)
     if batch is None:
         return False
-    if batch.view.status in FINAL:
-        if not _is_job_alive(context, batch):
-            delete_parts(context, batch)
+    now = datetime.now(UTC)
+    if batch.status in FINAL:
+        # A job that is still alive may write parts, so they stay until it has stopped.
+        if batch.attempt > 0 and backends.launcher.status(batch.job_id).state in ALIVE:
+            backends.launcher.stop(batch.job_id)
+        else:
+            with ThreadPoolExecutor(_DELETERS, thread_name_prefix="parts") as pool:
+                list(pool.map(backends.store.delete, list(backends.store.keys(batch_prefix(batch.id)))))
+            with backends.pool.connection() as connection:
+                record(connection, "record_parts_deleted", batch, datetime.now(UTC))
         return False
-    now = utc_now()
-    job = _job_status(context, batch, now) if needs_job_status(batch.view, now) else None
-    if job is not None:
-        _note_use(context, batch, job, now)
-    match decide(batch.view, job, now):
-        case Wait():
-            return False
-        case Launch():
-            return _launch(context, batch)
-        case StopJob():
-            context.launcher.stop(batch.job_id)
-            return False
-        case decision:
-            _move(context, batch, decision, now)
+    job = _job_status(backends, batch, now) if needs_job_status(batch, now) else None
+    decision: Decision = decide(batch, job, now)
+    if decision is Action.CHECK_LINES:
+        problem = missing_results(backends.store, batch.id, batch.total)
+        decision = AttemptFailed(problem) if problem else Action.FINALIZE
+    elif decision is Action.LAUNCH:
+        decision = _launch(backends, batch) or Action.WAIT
+    if isinstance(decision, AttemptFailed):
+        reason = decision.message
+        parts = sum(1 for _ in backends.store.keys(parts_prefix(batch.id)))
+        following = after_failed_attempt(batch, message=reason, parts=parts, now=now)
+        if isinstance(following, NextAttempt):
+            event = ("job.ended", {"reason": reason, "failed_attempts": following.failed_attempts})
+            with backends.pool.connection() as connection:
+                record(connection, "record_next_attempt", batch, now, event=event, **dataclasses.asdict(following))
             return True
-
-
-def _move(context: Context, batch: Batch, decision: Decision, now: datetime) -> None:
-    """Carries out a decision that changes the batch."""
+        decision = following
     match decision:
-        case Validate():
-            validate(context, batch)
-        case Finalize(check_lines=True) if problem := _missing_lines(context, batch):
-            _after_failure(context, batch, problem, now)
-        case Finalize():
-            finalize(context.pool, batch, now)
-        case Assemble():
-            finish(context, batch)
-        case AttemptFailed(message):
-            _after_failure(context, batch, message, now)
-        case GiveUp() as reason:
-            _begin_giving_up(context, batch, reason, now)
-        case Fail(reason):
-            give_up(context, batch, reason)
-
-
-def _begin_giving_up(context: Context, batch: Batch, reason: GiveUp, now: datetime) -> None:
-    with context.pool.connection() as connection:
-        note_giving_up(connection, batch, reason, now)
-
-
-def _is_job_alive(context: Context, batch: Batch) -> bool:
-    """Whether the job of a batch that has ended still lives, and may write parts. One that does is told to stop."""
-    if batch.view.attempt == 0 or context.launcher.status(batch.job_id).state not in ALIVE:
-        return False
-    context.launcher.stop(batch.job_id)
+        case Action.VALIDATE:
+            validate(backends, batch)
+        case Action.STOP_JOB:
+            backends.launcher.stop(batch.job_id)
+            return False
+        case Action.FINALIZE:
+            with backends.pool.connection() as connection:
+                change_state(connection, "finalize_batch", batch, BatchStatus.FINALIZING, now)
+        case Action.ASSEMBLE:
+            finish(backends, batch)
+        case GiveUp(code, message):
+            # The batch fails once its job has stopped.
+            event = ("batch.giving_up", {"code": code, "reason": message})
+            with backends.pool.connection() as connection:
+                record(
+                    connection, "record_giving_up", batch, datetime.now(UTC), event=event, code=code, message=message
+                )
+        case _:
+            return False
     return True
 
 
-def _job_status(context: Context, batch: Batch, now: datetime) -> JobStatus:
-    """The state of the newest job; a launcher that is gone for long keeps no batch from its end."""
+def validate(backends: Backends, batch: Batch) -> None:
+    """Read the input file; accept the batch, or refuse it with every error of the file.
+
+    A file that was deleted or expired after the batch was created is kept until the batch ends. Otherwise the result
+    would depend on how soon the reconciler looks at a batch.
+
+    Raises:
+        ObjectStoreError, LauncherError: the object store or the launcher cannot be reached; the batch is unchanged.
+    """
+    file_id, facts, problem = batch.input_file_id, None, ""
+    with backends.pool.connection() as connection:
+        values = {"file_id": file_id, "project_id": batch.project_id}
+        row = connection.execute(query("input_file_of_batch"), values).fetchone()
+    if row is None:
+        problem = f"The input file '{file_id}' does not exist. Upload it with purpose 'batch'."
+    elif row["deleted_at"] is not None and row["deleted_at"] <= batch.created_at:
+        problem = f"The input file '{file_id}' was deleted. Upload it again."
+    elif row["expires_at"] is not None and row["expires_at"] <= batch.created_at:
+        problem = f"The input file '{file_id}' has expired. Upload it again."
+    elif row["purpose"] != "batch":
+        problem = f"The file '{file_id}' has purpose '{row['purpose']}'. Upload the input file with purpose 'batch'."
+    else:
+        try:
+            chunks = backends.store.read(file_key(file_id))
+            facts = read_input_file(chunks, endpoint=batch.endpoint, models=backends.catalogue)
+        except ObjectNotFoundError:
+            problem = f"The content of the input file '{file_id}' is gone. Upload it again."
+    errors: tuple[InputError, ...]
+    if facts is None:
+        errors, error_count = (InputError(message=problem, param="file_id"),), 1
+    elif facts.errors:
+        errors, error_count = facts.errors, facts.error_count
+    elif reason := backends.launcher.refusal(backends.catalogue[facts.model or ""].spec):
+        message = f"The model '{facts.model}' cannot run here: {reason}."
+        errors, error_count = (InputError(code=MODEL_UNAVAILABLE, message=message, param="body.model"),), 1
+    else:
+        after, now = BatchStatus.IN_PROGRESS, datetime.now(UTC)
+        with backends.pool.connection() as connection:
+            change_state(connection, "accept_batch", batch, after, now, model=facts.model, total=facts.total)
+        return
+    after, now = BatchStatus.FAILED, datetime.now(UTC)
+    with backends.pool.connection() as connection:
+        change_state(connection, "refuse_batch", batch, after, now, errors=errors, error_count=error_count)
+
+
+def _job_status(backends: Backends, batch: Batch, now: datetime) -> JobStatus:
+    """Return the state of the newest job, and record when it starts, waits and ends.
+
+    After the grace period, a launcher that cannot be reached no longer keeps a batch from its end.
+    """
+    grace_is_over = batch.stop_grace_is_over(now)
     try:
-        return context.launcher.status(batch.job_id)
+        job = backends.launcher.status(batch.job_id)
     except LauncherError as error:
-        if not batch.view.waited_long_enough_for_its_job(now):
+        if not grace_is_over:
             raise
         logger.warning("job.unknown", batch_id=batch.id, job_id=batch.job_id, error=str(error))
-        return JobStatus(state=JobState.MISSING)
+        job = JobStatus(state=JobState.MISSING)
+    is_alive = job.state in ALIVE
+    if is_alive and job.message:
+        with backends.pool.connection() as connection:
+            record(connection, "record_waiting", batch, now, reason=job.message, type="job.waiting")
+    if batch.job_running_since is None:
+        if job.state is JobState.RUNNING and job.is_working and not grace_is_over:
+            # From now on its GPU seconds count.
+            with backends.pool.connection() as connection:
+                record(connection, "record_job_start", batch, now, event=("job.running", {}))
+    elif not is_alive or grace_is_over:
+        with backends.pool.connection() as connection:
+            record(connection, "record_job_end", batch, now)
+    return job
 
 
-def _note_use(context: Context, batch: Batch, job: JobStatus, now: datetime) -> None:
-    """Notes from when to when the job held its GPUs, and why it waits. Done before all that follows from its end."""
-    if job.state in ALIVE and job.message:
-        with context.pool.connection() as connection:
-            note_waiting(connection, batch, job.message, now, type="job.waiting")
-    is_over = job.state not in ALIVE or batch.view.waited_long_enough_for_its_job(now)
-    if is_over and batch.job_running_since is not None:
-        note_job_over(context.pool, batch, now)
-    elif job.state is JobState.RUNNING and job.is_working and not is_over and batch.job_running_since is None:
-        note_running(context.pool, batch, now)
+def _launch(backends: Backends, batch: Batch) -> GiveUp | None:
+    """Launch the batch's job if it is its turn; postpone a launch that fails.
 
-
-def _launch(context: Context, batch: Batch) -> bool:
-    model = context.catalogue.models.get(batch.model or "")
+    Returns:
+        Why to give the batch up: its model can no longer run, or launches have been refused for too long. None if not.
+    """
+    model = backends.catalogue.get(batch.model or "")
     if model is None:
-        message = f"The model '{batch.model}' is no longer offered. Create the batch again with one that is."
-        _begin_giving_up(context, batch, GiveUp(code="model_not_found", message=message), utc_now())
-        return True
-    if reason := context.launcher.refusal(model.spec):
-        message = f"The model '{model.id}' can no longer run here: {reason}."
-        _begin_giving_up(context, batch, GiveUp(code=MODEL_UNAVAILABLE, message=message), utc_now())
-        return True
+        message = f"The model '{batch.model}' is no longer offered. Create the batch again with an offered model."
+        return GiveUp(code="model_not_found", message=message)
+    if problem := backends.launcher.refusal(model.spec):
+        return GiveUp(code=MODEL_UNAVAILABLE, message=f"The model '{model.id}' can no longer run here: {problem}.")
     spec = JobSpec(
         job_id=batch.job_id,
         batch_id=batch.id,
-        attempt=batch.view.attempt,
+        attempt=batch.attempt,
         endpoint=batch.endpoint,
         input_key=file_key(batch.input_file_id),
-        object_store=context.store.location(),
-        database_url=context.job_database_url,
+        object_store=backends.store.location(),
+        database_url=backends.job_database_url,
         model=model.spec,
     )
-    with turn_to_launch(context.pool, batch, context.max_running_jobs) as connection:
-        if connection is None:
-            return False
+    with launch_turn(backends.pool, batch, backends.max_running_jobs) as turn:
+        if turn is None:
+            return None
         try:
-            context.launcher.launch(spec)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one job, the others get their turn
-            return _launch_failed(context, connection, batch, error)
-        note_launch(connection, batch, gpus_of(model.spec), utc_now())
-    context.metrics.launches.inc()
-    return False
-
-
-def _launch_failed(context: Context, connection: psycopg.Connection[DictRow], batch: Batch, error: Exception) -> bool:
-    """Postpones a launch, or begins to give up the batch; returns whether another step may follow at once."""
-    now = utc_now()
-    is_refused = isinstance(error, LaunchRefusedError)
-    if is_refused and (reason := after_refused_launch(batch.view, message=str(error), now=now)):
-        note_giving_up(connection, batch, reason, now)
-        return True
-    pause_s = _POSTPONED_PAUSES * context.first_pause_s
-    postpone_launch(connection, batch, now + timedelta(seconds=pause_s), refused=is_refused, now=now)
-    if isinstance(error, LauncherError):
-        note_waiting(connection, batch, str(error), now, type="job.waiting")
-    context.metrics.step_failures.labels(kind=type(error).__name__).inc()
-    event = logger.warning if isinstance(error, LauncherError) else logger.exception
-    event("job.launch_failed", batch_id=batch.id, job_id=batch.job_id, error=str(error), retry_in_s=pause_s)
-    return False
-
-
-def _missing_lines(context: Context, batch: Batch) -> str:
-    """Why a job that says it succeeded did not, or nothing."""
-    try:
-        lines = committed_lines(context.store, batch.id)
-    except AssemblyError as error:
-        return f"the job left a part that cannot be read: {error}"
-    if lines != batch.total:
-        return f"the job ended as if all were done, but {lines:,} of {batch.total:,} lines have a result"
-    return ""
-
-
-def _after_failure(context: Context, batch: Batch, message: str, now: datetime) -> None:
-    parts = sum(1 for _ in context.store.keys(parts_prefix(batch.id)))
-    following = after_failed_attempt(batch.view, message=message, parts=parts, now=now)
-    if isinstance(following, GiveUp):
-        _begin_giving_up(context, batch, following, now)
-    else:
-        note_next_attempt(context.pool, batch, following, message, now)
+            backends.launcher.launch(spec)
+        except Exception as error:  # noqa: BLE001 - a defect in one launch must not block the others
+            now, text = datetime.now(UTC), str(error)
+            is_refused = isinstance(error, LaunchRefusedError)
+            if is_refused and (reason := after_refused_launch(batch, message=text, now=now)):
+                return reason
+            # Other batches get their turn meanwhile.
+            pause_s = _POSTPONED_PAUSES * backends.first_pause_s
+            launch_after = now + timedelta(seconds=pause_s)
+            record(turn, "postpone_launch", batch, now, launch_after=launch_after, refused=is_refused)
+            log = logger.exception
+            if isinstance(error, LauncherError):
+                record(turn, "record_waiting", batch, now, reason=text, type="job.waiting")
+                log = logger.warning
+            backends.metrics.step_failures.labels(kind=type(error).__name__).inc()
+            log("job.launch_failed", batch_id=batch.id, job_id=batch.job_id, error=text, retry_in_s=pause_s)
+            return None
+        # The http engine calls an endpoint that has its own GPUs.
+        gpus = 0 if spec.model.engine == "http" else spec.model.num_gpus * spec.model.concurrency
+        record(turn, "record_launch", batch, datetime.now(UTC), event=("job.launched", {}), gpus=gpus)
+    backends.metrics.launches.inc()
+    return None

@@ -1,4 +1,4 @@
-"""A whole ``cloister local`` on the demo model."""
+"""A complete ``cloister local`` with the demo model."""
 
 import os
 from collections.abc import Iterator
@@ -14,10 +14,12 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """One that runs while the tests of a module do."""
+    """A stack that runs during the tests of a module."""
     model = Path(os.environ.get("CLOISTER_TEST_MODEL", REPOSITORY / "build" / "demo_model"))
     make_demo_model(model)
     stack = LocalStack(Path(tmp_path_factory.mktemp("stack")), model)
-    stack.start()
-    yield stack
-    stack.stop()
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()

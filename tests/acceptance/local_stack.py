@@ -1,4 +1,4 @@
-"""A whole ``cloister local`` on a data directory of its own, seen from outside."""
+"""A complete ``cloister local`` with its own data directory, used from outside."""
 
 import subprocess
 import sys
@@ -21,7 +21,6 @@ MODELS: list[dict[str, Any]] = [
         "engine_args": ENGINE_ARGS,
         # Small parts, so that a kill in the middle finds some lines committed and others not.
         "batch_size": 16,
-        "max_concurrent_batches": 2,
     },
     {
         "id": "demo-embed",
@@ -45,7 +44,9 @@ class LocalStack:
     def start(self) -> None:
         command = [sys.executable, "-m", "service.cli", "local", f"--port={self._port}"]
         command += [f"--data-dir={self.layout.data_dir}", f"--models={self._models_file}"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
         assert self.process.stdout is not None
         lines = []
         for line in self.process.stdout:
@@ -61,7 +62,7 @@ class LocalStack:
         end_everything(self.layout)
 
     def cloister(self, *arguments: str) -> str:
-        """What ``cloister …`` prints about this stack."""
+        """Run ``cloister …`` on this stack and return its output."""
         command = [sys.executable, "-m", "service.cli", *arguments, f"--data-dir={self.layout.data_dir}"]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 

@@ -1,4 +1,4 @@
-"""The published conformance suite, run as anybody would run it against a stack."""
+"""The published conformance suite, run against a local stack as a user would run it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ray
 BUILD = Path(__file__).parents[2] / "build"
 
 
-def test_the_stack_holds_to_the_whole_contract_and_to_its_extensions(stack: LocalStack) -> None:
+def test_stack_passes_the_suite_with_extensions(stack: LocalStack) -> None:
     stack.cloister("projects", "create", "stranger")
     stranger = stack.cloister("keys", "create", "conformance", "--project=stranger")
     command = [sys.executable, "-m", "tests.conformance", "--model=demo", "--embeddings-model=demo-embed"]
@@ -25,7 +25,7 @@ def test_the_stack_holds_to_the_whole_contract_and_to_its_extensions(stack: Loca
     done = subprocess.run(command, env={**os.environ, **named}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     checks = json.loads((BUILD / "conformance.json").read_text())["checks"]
-    # Where there is no Node, its client cannot be tried; nothing else may be left out.
+    # Without Node its client cannot be checked. Everything else must be.
     left_out = {check["area"] for check in checks if check["outcome"] == "not checked"}
     assert left_out <= {"official Node client"}
     assert len(checks) > 450

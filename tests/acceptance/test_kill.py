@@ -1,4 +1,4 @@
-"""Every process is killed in the middle of a batch; the batch completes, with every line exactly once."""
+"""Kills of every process in the middle of a batch, which completes with every line exactly once."""
 
 import json
 import time
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ray
 
 LINES = 320
 BROKEN_EVERY = 40
-TIMEOUT_S = 420
+TIMEOUT_S = 700
 
 
 def _requests() -> bytes:
@@ -56,11 +56,11 @@ def _wait(stack: LocalStack, batch_id: str, until: Callable[[Batch], bool]) -> B
         if until(batch):
             return batch
         time.sleep(0.2)
-    pytest.fail(f"not in time; logs: {stack.layout.logs}")
+    pytest.fail(f"the batch did not get there in time; logs: {stack.layout.logs}")
 
 
 def _in_the_middle(batch: Batch) -> bool:
-    assert batch.status != "completed", "too quick to be killed in the middle"
+    assert batch.status != "completed", "the batch completed before the kill"
     return batch.request_counts is not None and batch.request_counts.completed > 0
 
 
@@ -88,7 +88,7 @@ def _processes(stack: LocalStack, words: str) -> list[psutil.Process]:
 
 def _kill(stack: LocalStack, words: str) -> None:
     victims = _processes(stack, words)
-    assert victims, f"no process is {words}"
+    assert victims, f"no process matches {words!r}"
     for victim in victims:
         victim.kill()
 
@@ -99,11 +99,11 @@ def _kill(stack: LocalStack, words: str) -> None:
         ("service.api", "service.reconciler"),
         ("ray_job.engines.engine_server",),
         ("EngineCore",),
-        ("ray::MapWorker",),
+        ("ray::DirectEngine",),
         ("raylet",),
     ],
 )
-def test_a_batch_completes_although_processes_were_killed(stack: LocalStack, words: tuple[str, ...]) -> None:
+def test_batch_completes_after_processes_were_killed(stack: LocalStack, words: tuple[str, ...]) -> None:
     batch_id = _create(stack)
     for victim in words:
         _wait(stack, batch_id, _in_the_middle)
@@ -111,14 +111,14 @@ def test_a_batch_completes_although_processes_were_killed(stack: LocalStack, wor
     _assert_every_line_once(stack, _wait(stack, batch_id, lambda batch: batch.status == "completed"))
 
 
-def test_a_batch_completes_although_postgres_was_killed(stack: LocalStack) -> None:
+def test_batch_completes_after_postgres_was_killed(stack: LocalStack) -> None:
     batch_id = _create(stack)
     _wait(stack, batch_id, _in_the_middle)
     psutil.Process(int((stack.layout.postgres_data / "postmaster.pid").read_text().split()[0])).kill()
     _assert_every_line_once(stack, _wait(stack, batch_id, lambda batch: batch.status == "completed"))
 
 
-def test_a_batch_goes_on_after_the_supervisor_was_killed_and_started_again(stack: LocalStack) -> None:
+def test_batch_continues_after_the_supervisor_was_killed_and_restarted(stack: LocalStack) -> None:
     batch_id, key = _create(stack), stack.client.api_key
     _wait(stack, batch_id, _in_the_middle)
     stack.kill()
@@ -127,7 +127,7 @@ def test_a_batch_goes_on_after_the_supervisor_was_killed_and_started_again(stack
     _assert_every_line_once(stack, _wait(stack, batch_id, lambda batch: batch.status == "completed"))
 
 
-def test_nothing_is_left_after_the_supervisor_was_killed(stack: LocalStack) -> None:
+def test_killed_supervisor_leaves_nothing_behind(stack: LocalStack) -> None:
     stack.kill()
     deadline_s = time.monotonic() + 60
     while stack.layout.runtime_dir.exists() and time.monotonic() < deadline_s:

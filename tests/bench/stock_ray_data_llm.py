@@ -1,10 +1,10 @@
 """Batch inference with ray.data.llm as its documentation shows it: read the file, process it, write rows.
 
-Run as ``python stock_ray_data_llm.py INPUT OUTPUT MODEL ENGINE_KWARGS_JSON``. It starts a Ray of its own.
-On a machine without a GPU three things differ from the documentation's example, without which it never
-starts: the placement of the engine on CPUs, the CPUs that the stages reserve, and the executor. The chat
-template runs in a stage of its own; the engine tokenizes and detokenizes, which spares two more actors that
-import vLLM (the faster choice on few cores).
+Run as ``python stock_ray_data_llm.py INPUT OUTPUT MODEL ENGINE_KWARGS_JSON``. It starts its own Ray.
+On a machine without a GPU three things differ from the documentation's example, which would never start: the
+placement of the engine on CPUs, the CPUs that the stages reserve, and the executor. The chat template runs in a
+separate stage. The engine tokenizes and detokenizes, which saves two more actors that import vLLM and is faster on
+few cores.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 
-BATCH_SIZE = 64
+BATCH_SIZE = 32  # Ray's default
 SAMPLING_FIELDS = ("max_tokens", "min_tokens", "temperature")
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         preprocess_map_kwargs={"num_cpus": 0.25},
         postprocess_map_kwargs={"num_cpus": 0.25},
     )
-    # Without the number of blocks the file is one, and no row is seen before the last one is finished.
+    # By default the file is one block, and no row is visible before the last one is finished.
     blocks = -(-Path(source).read_bytes().count(b"\n") // BATCH_SIZE)
     answers = processor(ray.data.read_json(source, override_num_blocks=blocks, ray_remote_args={"num_cpus": 0.25}))
     with Path(target).open("w", buffering=1) as file:

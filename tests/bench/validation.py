@@ -1,7 +1,7 @@
-"""Validation against a bare ``orjson.loads`` loop over the same file, each in a process of its own, alternating.
+"""Compares validation with a bare ``orjson.loads`` loop over the same file, each in a separate process, alternating.
 
-``python -m tests.bench validation``: no engine, no model, about a minute. CPU seconds and not the clock, so that
-what else the machine does counts less; the memory is how much the process' peak grew while it read.
+``python -m tests.bench validation`` takes about a minute and needs no engine and no model. It measures CPU seconds
+instead of elapsed time, so that other processes matter less. Memory is the growth of the process' peak during reading.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 LINES: Final = 50_000
-# Bytes of one line; the larger makes the largest file that may be uploaded.
+# Bytes of one line. The larger size makes the largest file that may be uploaded.
 LINE_BYTES: Final = {"4 kB": 4_000, "200 B": 200}
 _CHUNK_BYTES: Final = 1 << 20
 _CHAT: Final = "/v1/chat/completions"
@@ -42,7 +42,7 @@ _WORDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One process that read one file."""
+    """The measurements of one process that read one file."""
 
     file: str
     reader: str
@@ -53,7 +53,7 @@ class Reading:
 
 
 def write_lines(path: Path, line_bytes: int) -> None:
-    """Writes chat requests with text that JSON must escape here and there."""
+    """Write chat requests, some with text that JSON must escape."""
     chance = random.Random(0)  # noqa: S311 - the same text on every run
     with path.open("w") as file:
         for number in range(LINES):
@@ -70,7 +70,7 @@ def write_lines(path: Path, line_bytes: int) -> None:
 
 
 def read_bare(path: Path) -> None:
-    """What nothing that parses every line can do without."""
+    """Parse every line and do nothing else."""
     import orjson
 
     with path.open("rb") as file:
@@ -79,7 +79,7 @@ def read_bare(path: Path) -> None:
 
 
 def read_and_validate(path: Path) -> None:
-    """What the reconciler does with an input file."""
+    """Validate an input file as the reconciler does."""
     from ray_job.contract.job_spec import ModelSpec
     from service.input_file import read_input_file
     from service.model_catalogue import CatalogueModel
@@ -87,7 +87,7 @@ def read_and_validate(path: Path) -> None:
     models = {"demo": CatalogueModel(spec=ModelSpec(id="demo", source="demo"))}
     facts = read_input_file(_chunks(path), endpoint=_CHAT, models=models)
     if facts.error_count or facts.total != LINES:
-        raise RuntimeError(f"the file should be good: {facts}")
+        raise RuntimeError(f"the file should be valid: {facts}")
 
 
 READERS: Final[Mapping[str, Callable[[Path], None]]] = {"bare orjson": read_bare, "validation": read_and_validate}
@@ -100,8 +100,8 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def _read_here(reader: str, path: Path) -> None:
-    """Runs in a process of its own: prints CPU seconds, and by how many MB its peak grew."""
-    import orjson  # noqa: F401 - imports are no part of what is measured
+    """Read the file in this process, and print the CPU seconds and the growth of the peak in MB."""
+    import orjson  # noqa: F401 - imports are not measured
 
     import service.input_file
     import service.model_catalogue  # noqa: F401
@@ -110,17 +110,17 @@ def _read_here(reader: str, path: Path) -> None:
     start = time.process_time()
     READERS[reader](path)
     seconds = time.process_time() - start
-    print(json.dumps([seconds, _peak_mb() - before]))  # noqa: T201 - read by the process that started this one
+    print(json.dumps([seconds, _peak_mb() - before]))
 
 
 def _peak_mb() -> float:
-    """Of this process alone; what getrusage tells begins at the size of the process that started it."""
+    """Return the peak memory of this process. getrusage would start at the size of the parent process."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def measure(file: str, reader: str, path: Path, run: int) -> Reading:
-    """Reads one file in a new process."""
+    """Read one file in a new process."""
     command = [sys.executable, "-m", "tests.bench.validation", reader, str(path)]
     cpu_s, grown_mb = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     megabytes = path.stat().st_size / 2**20
@@ -128,7 +128,7 @@ def measure(file: str, reader: str, path: Path, run: int) -> Reading:
 
 
 def table(readings: Sequence[Reading]) -> str:
-    """Medians as text: a line for each file and reader, with its speed as a part of that of the bare loop."""
+    """Return medians as text: a line for each file and reader, with its speed relative to the bare loop."""
     rows = [f"{'lines of':<9} {'reader':<12} {'CPU s':>7} {'MB/s':>7} {'of bare':>8} {'peak grew by':>13}"]
     for file in dict.fromkeys(reading.file for reading in readings):
         seconds = {
@@ -144,7 +144,7 @@ def table(readings: Sequence[Reading]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measures, prints one table and writes the single readings as JSON."""
+    """Measure, print one table and write the single readings as JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench validation", description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="runs of each reader on each file, alternating")
     parser.add_argument("--output", type=Path, default=Path("build/bench-validation.json"))
@@ -155,12 +155,12 @@ def main(arguments: Sequence[str]) -> None:
     for file, line_bytes in LINE_BYTES.items():
         path = directory / f"{line_bytes}.jsonl"
         write_lines(path, line_bytes)
-        print(f"{LINES:,} lines of {file}, {path.stat().st_size / 2**20:.0f} MB", flush=True)  # noqa: T201 - progress
+        print(f"{LINES:,} lines of {file}, {path.stat().st_size / 2**20:.0f} MB", flush=True)
         for run in range(given.runs):
             readings += [measure(file, reader, path, run) for reader in READERS]
         path.unlink()
     given.output.write_text(json.dumps([dataclasses.asdict(reading) for reading in readings], indent=1) + "\n")
-    print(table(readings))  # noqa: T201 - the result
+    print(table(readings))
 
 
 if __name__ == "__main__":

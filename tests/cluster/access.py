@@ -1,4 +1,4 @@
-"""Who may talk to the API server: tokens, the key of service accounts' tokens, and kubeconfigs."""
+"""Access to the API server: tokens, the signing key of service accounts, and kubeconfigs."""
 
 import json
 import secrets
@@ -24,11 +24,11 @@ _NODES: Final = "system:nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The files of a directory that say who is who.
+    """Credentials of all users, in the files of one directory.
 
     Attributes:
-        directory: of these files and of the kubeconfigs.
-        tokens: by user.
+        directory: directory of these files and of the kubeconfigs.
+        tokens: token of each user.
     """
 
     directory: Path
@@ -36,32 +36,32 @@ class Access:
 
     @property
     def token_file(self) -> Path:
-        """For ``--token-auth-file``: https://kubernetes.io/docs/reference/access-authn-authz/authentication/."""
+        """File for ``--token-auth-file``: https://kubernetes.io/docs/reference/access-authn-authz/authentication/."""
         return self.directory / "tokens.csv"
 
     @property
     def service_account_key(self) -> Path:
-        """Signs the tokens of service accounts."""
+        """Key that signs the tokens of service accounts."""
         return self.directory / "service-account.key"
 
     @property
     def kubelet_client_certificate(self) -> Path:
-        """By which the API server shows a kubelet who it is, for logs and exec."""
+        """Certificate that the API server presents to kubelets, for logs and exec."""
         return self.directory / "kubelet-client.crt"
 
     @property
     def kubelet_client_key(self) -> Path:
-        """Of that certificate."""
+        """Key of ``kubelet_client_certificate``."""
         return self.directory / "kubelet-client.key"
 
     def kubeconfig(self, server: str, ca_file: Path, *, user: str = ADMIN, token: str = "") -> Path:
-        """Writes the kubeconfig of a user, or that of a given token; its context is named like its user.
+        """Write a kubeconfig for a user or for a token.
 
         Args:
-            server: the API server's URL.
-            ca_file: who signed its certificate.
-            user: the name of context, cluster and user in it.
-            token: of a service account; empty for that of the user.
+            server: URL of the API server.
+            ca_file: CA of the API server's certificate.
+            user: name of the context, cluster and user in the file.
+            token: token of a service account; empty for the user's own token.
         """
         named = {
             "clusters": {"cluster": {"server": server, "certificate-authority": str(ca_file)}},
@@ -76,16 +76,16 @@ class Access:
 
 
 def kubelet_user(node: str) -> str:
-    """Who a node's kubelet is, for the node authorizer: https://kubernetes.io/docs/reference/access-authn-authz/node/."""
+    """Name of a kubelet's user for the node authorizer: https://kubernetes.io/docs/reference/access-authn-authz/node/."""
     return f"system:node:{node}"
 
 
 def make_access(directory: Path, nodes: Sequence[str] = ()) -> Access:
-    """Makes new tokens and new keys.
+    """Create new tokens and keys.
 
     Args:
-        directory: for the files.
-        nodes: those with a kubelet.
+        directory: directory for the files.
+        nodes: names of the nodes with a kubelet.
     """
     groups = _GROUPS | {kubelet_user(node): _NODES for node in nodes}
     access = Access(directory=directory, tokens={user: secrets.token_hex(16) for user in groups})
@@ -109,7 +109,7 @@ def _write_key(path: Path) -> rsa.RSAPrivateKey:
 
 
 def _write_certificate(path: Path, key: rsa.RSAPrivateKey) -> None:
-    """Signed by itself: the kubelets trust this one certificate and no authority."""
+    """Write a self-signed certificate: kubelets trust this one certificate and no CA."""
     name = x509.Name(
         [
             x509.NameAttribute(NameOID.COMMON_NAME, "kube-apiserver"),

@@ -1,8 +1,9 @@
-"""The Kubernetes API by plain HTTP: any kind that the server knows, server-side apply, and the server's warnings."""
+"""Client of the Kubernetes API for any kind of object, with server-side apply and the server's warnings."""
 
 import json
 import ssl
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,34 +18,38 @@ _MORE_ATTEMPTS: Final = 2
 
 
 class ApiError(Exception):
-    """The API server refused.
+    """The API server refused a request.
 
     Attributes:
-        status: the HTTP status.
+        status: HTTP status.
+        message: message of the server.
+        reason: machine-readable reason of the server, e.g. ``AlreadyExists``; empty if it sent none.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, reason: str = "") -> None:
         super().__init__(f"{status}: {message}")
         self.status = status
+        self.message = message
+        self.reason = reason
 
 
 class UnknownKindError(ApiError):
-    """The server has no such kind, e.g. because a custom resource definition is missing."""
+    """The server does not serve the kind, e.g. because its custom resource definition is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An object as the server has it, and what it warned of (``Warning`` headers)."""
+    """An object as the server stored it, with the server's warnings (``Warning`` headers)."""
 
     body: JsonObject
     warnings: tuple[str, ...]
 
 
 class KubernetesApi:
-    """Objects of a cluster. Use it as a context manager; safe to use from several threads.
+    """Objects of a cluster. Use it as a context manager; it is safe to use from several threads.
 
     Args:
-        kubeconfig: with one context whose user has a token.
+        kubeconfig: file with one context whose user has a token.
     """
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -66,15 +71,15 @@ class KubernetesApi:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         self._http.close()
 
     def is_ready(self) -> bool:
-        """Whether the server says so."""
+        """Return whether the server reports that it is ready."""
         return self._http.get("/readyz").is_success
 
     def find(self, api_version: str, kind: str, name: str, namespace: str = "") -> JsonObject | None:
-        """One object; None when there is none."""
+        """Return one object, or None if it does not exist."""
         try:
             return self._send("GET", self._path(api_version, kind, name, namespace)).body
         except UnknownKindError:
@@ -85,18 +90,19 @@ class KubernetesApi:
             raise
 
     def list(self, api_version: str, kind: str, namespace: str = "") -> list[JsonObject]:
-        """All objects of a kind, of one namespace or of all."""
+        """Return all objects of a kind, in one namespace or in all."""
         items: list[JsonObject] = self._send("GET", self._path(api_version, kind, "", namespace)).body["items"]
         return items
 
-    def create(self, body: JsonObject, *, dry_run: bool = False) -> Answer:
-        """Makes an object, or only tries every check that the server has for one."""
+    def create(self, body: JsonObject, *, field_manager: str = "", dry_run: bool = False) -> Answer:
+        """Create an object; with ``dry_run`` only run the server's checks for it."""
         namespace = (body.get("metadata") or {}).get("namespace", "")
         path = self._path(body["apiVersion"], body["kind"], "", namespace)
-        return self._send("POST", path, {"dryRun": "All"} if dry_run else {}, json=body)
+        parameters = ({"fieldManager": field_manager} if field_manager else {}) | ({"dryRun": "All"} if dry_run else {})
+        return self._send("POST", path, parameters, json=body)
 
     def apply(self, body: JsonObject, *, field_manager: str, force: bool = False, dry_run: bool = False) -> Answer:
-        """Server-side apply: https://kubernetes.io/docs/reference/using-api/server-side-apply/."""
+        """Apply an object on the server: https://kubernetes.io/docs/reference/using-api/server-side-apply/."""
         metadata = body["metadata"]
         path = self._path(body["apiVersion"], body["kind"], metadata["name"], metadata.get("namespace", ""))
         parameters = {"fieldManager": field_manager, "force": json.dumps(force)} | (
@@ -106,7 +112,7 @@ class KubernetesApi:
         return self._send("PATCH", path, parameters, content=json.dumps(body).encode(), headers=headers)
 
     def patch(self, body: JsonObject, *, field_manager: str, subresource: str = "") -> JsonObject:
-        """A merge patch of the fields in ``body``, as `kubectl edit` makes one."""
+        """Send a merge patch of the fields in ``body``, as `kubectl edit` does."""
         metadata = body["metadata"]
         path = self._path(
             body["apiVersion"], body["kind"], metadata["name"], metadata.get("namespace", ""), subresource
@@ -115,8 +121,19 @@ class KubernetesApi:
         content = json.dumps(body).encode()
         return self._send("PATCH", path, {"fieldManager": field_manager}, content=content, headers=headers).body
 
+    def replace_managed_fields(self, live: JsonObject, managed_fields: Sequence[JsonObject]) -> None:
+        """Replace the managed fields of an object, unless it has changed since it was read."""
+        metadata = live["metadata"]
+        path = self._path(live["apiVersion"], live["kind"], metadata["name"], metadata.get("namespace", ""))
+        patch = [
+            {"op": "replace", "path": "/metadata/managedFields", "value": [*managed_fields]},
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+        ]
+        headers = {"Content-Type": "application/json-patch+json"}
+        self._send("PATCH", path, content=json.dumps(patch).encode(), headers=headers)
+
     def delete(self, api_version: str, kind: str, name: str, namespace: str = "", *, now: bool = False) -> None:
-        """Deletes an object, with what depends on it; one that is not there is no error."""
+        """Delete an object and its dependents; a missing object is no error."""
         parameters = {"propagationPolicy": "Background"} | ({"gracePeriodSeconds": "0"} if now else {})
         try:
             self._send("DELETE", self._path(api_version, kind, name, namespace), parameters)
@@ -127,10 +144,10 @@ class KubernetesApi:
                 raise
 
     def wait_until_gone(self, api_version: str, kind: str, name: str, namespace: str = "", *, within_s: float) -> None:
-        """Waits for the end of a deletion.
+        """Wait until an object has been deleted.
 
         Raises:
-            TimeoutError: the object is still there; the message says what its deletion waits for.
+            TimeoutError: the object still exists; the message contains what blocks its deletion.
         """
         end = time.monotonic() + within_s
         while (found := self.find(api_version, kind, name, namespace)) is not None:
@@ -140,13 +157,13 @@ class KubernetesApi:
             time.sleep(0.2)
 
     def token(self, account: str, namespace: str) -> str:
-        """A token of a service account, as its pods would have it."""
+        """Return a token of a service account, like the one in its pods."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = self._path("v1", "ServiceAccount", account, namespace, "token")
         return str(self._send("POST", path, json=body).body["status"]["token"])
 
     def may(self, group: str, resource: str, verb: str, namespace: str) -> bool:
-        """Whether the kubeconfig's user may do this; a subresource is written as ``pods/exec``."""
+        """Return whether the kubeconfig's user may do this; a subresource is written as ``pods/exec``."""
         kind, _, subresource = resource.partition("/")
         asked = {"group": group, "resource": kind, "subresource": subresource, "verb": verb, "namespace": namespace}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
@@ -154,7 +171,7 @@ class KubernetesApi:
         return bool(answer.body["status"]["allowed"])
 
     def knows(self, api_version: str, kind: str) -> bool:
-        """Whether the server has this kind."""
+        """Return whether the server serves this kind."""
         try:
             self._kind(api_version, kind)
         except UnknownKindError:
@@ -162,7 +179,7 @@ class KubernetesApi:
         return True
 
     def wait_until_known(self, api_version: str, kind: str, *, within_s: float = 30) -> None:
-        """Waits until the server takes objects of a kind whose definition has just been made."""
+        """Wait until the server serves a kind whose definition has just been created."""
         end = time.monotonic() + within_s
         while not self.knows(api_version, kind):
             if time.monotonic() > end:
@@ -195,13 +212,13 @@ class KubernetesApi:
         except ValueError:
             body = {"message": answer.text}
         if answer.is_error:
-            raise ApiError(answer.status_code, body.get("message", ""))
+            raise ApiError(answer.status_code, body.get("message", ""), reason=body.get("reason", ""))
         # The header is `299 - "text"`: https://www.rfc-editor.org/rfc/rfc9111#name-warning
         warnings = [text.partition('"')[2].rpartition('"')[0] for text in answer.headers.get_list("Warning")]
         return Answer(body=body, warnings=tuple(warnings))
 
     def _answer(self, method: str, path: str, **content: Any) -> httpx.Response:
-        """Sends anew what the server had no time to see: it may close a kept connection just when that is used."""
+        """Repeat requests that the server did not process: it may close a kept connection just as it is used."""
         for _ in range(_MORE_ATTEMPTS if method != "POST" else 0):
             with suppress(httpx.RemoteProtocolError):
                 return self._http.request(method, path, **content)

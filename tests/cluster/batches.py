@@ -1,4 +1,4 @@
-"""Batches as a client of a stack has them: lines in, results out, and what is told in between."""
+"""Batches as a client of a stack uses them: lines, results and events."""
 
 import json
 import time
@@ -19,14 +19,14 @@ _PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What the stack says happened to a batch."""
+    """Events of a batch."""
 
     type: str
     data: Mapping[str, Any]
 
 
 def chat_lines(number: int, *, tokens: int, name: str) -> list[str]:
-    """Lines whose answers have exactly so many tokens, with the custom ids ``name-0``, ``name-1`` and so on."""
+    """Return lines whose answers have exactly this many tokens, with custom ids ``name-0``, ``name-1`` and so on."""
     bodies = (
         {
             "model": "demo",
@@ -41,19 +41,19 @@ def chat_lines(number: int, *, tokens: int, name: str) -> list[str]:
 
 
 def line(custom_id: str, body: Mapping[str, Any]) -> str:
-    """A line of an input file."""
+    """Return one line of an input file."""
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}) + "\n"
 
 
 def submit(stack: WholeStack, lines: Iterable[str]) -> str:
-    """Uploads the lines and makes a batch of them; returns its id."""
+    """Upload the lines and create a batch; return its id."""
     with stack.client() as client:
         file = client.files.create(file=("requests.jsonl", "".join(lines).encode()), purpose="batch")
         return client.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h").id
 
 
 def retrieve(stack: WholeStack, batch_id: str, *, within_s: float = 60) -> Batch:
-    """The batch as it is now, however long the API is away."""
+    """Return the batch as it is now; retry as long as the API is unavailable."""
     end = time.monotonic() + within_s
     while True:
         try:
@@ -68,51 +68,51 @@ def retrieve(stack: WholeStack, batch_id: str, *, within_s: float = 60) -> Batch
 def wait(
     stack: WholeStack, batch_id: str, until: Callable[[Batch], bool], *, within_s: float, what: str = "its end"
 ) -> Batch:
-    """Waits for a batch.
+    """Wait until a batch meets a condition.
 
     Args:
-        stack: where it runs.
-        batch_id: the batch.
-        until: whether it is so far.
-        within_s: how long that may take.
-        what: is waited for, in words for the error.
+        stack: stack that runs the batch.
+        batch_id: id of the batch.
+        until: condition on the batch.
+        within_s: timeout.
+        what: description of the condition for the error message.
 
     Raises:
-        AssertionError: it did not get there, or ended before.
+        AssertionError: the batch ended without meeting the condition, or the timeout expired.
     """
     end = time.monotonic() + within_s
     while not until(batch := retrieve(stack, batch_id)):
-        told = f"{batch.status} {batch.request_counts} {batch.errors}"
-        assert batch.status not in _OVER, f"{batch_id} ended before {what}: {told}"
-        assert time.monotonic() < end, f"{batch_id}: no sign of {what} after {within_s:.0f} s: {told}"
+        progress = f"{batch.status} {batch.request_counts} {batch.errors}"
+        assert batch.status not in _OVER, f"{batch_id} ended before {what}: {progress}"
+        assert time.monotonic() < end, f"{batch_id}: no sign of {what} after {within_s:.0f} s: {progress}"
         time.sleep(_PAUSE_S)
     return batch
 
 
 def wait_for_end(stack: WholeStack, batch_id: str, *, within_s: float) -> Batch:
-    """Waits until the batch is over, whatever its end."""
+    """Wait until the batch has reached a final state."""
     return wait(stack, batch_id, lambda batch: batch.status in _OVER, within_s=within_s)
 
 
 def done(batch: Batch) -> int:
-    """How many of its lines have an answer."""
+    """Return the number of lines with an answer."""
     return batch.request_counts.completed if batch.request_counts else 0
 
 
 def results(stack: WholeStack, batch: Batch) -> list[dict[str, Any]]:
-    """The lines of output file and error file, in this order."""
+    """Return the lines of the output file and the error file, in this order."""
     found: list[dict[str, Any]] = []
     with stack.client() as client:
         for file_id in (batch.output_file_id, batch.error_file_id):
             if file_id:
-                # Not splitlines: answers have line breaks of Unicode's own.
+                # splitlines would also split at Unicode line breaks inside answers.
                 content = client.files.content(file_id).read()
                 found += [json.loads(text) for text in content.split(b"\n") if text]
     return found
 
 
 def events(stack: WholeStack, batch_id: str) -> list[Event]:
-    """All that happened to a batch that is over."""
+    """Return the events of a batch in a final state."""
     answer = httpx.get(
         f"{stack.base_url}/batches/{batch_id}/events",
         headers={"Authorization": f"Bearer {stack.api_key}"},
@@ -129,5 +129,5 @@ def events(stack: WholeStack, batch_id: str) -> list[Event]:
 
 
 def batch_of(rayjob: Mapping[str, Any]) -> str:
-    """The batch that a RayJob is for."""
+    """Return the id of the batch that a RayJob works for."""
     return str(rayjob["metadata"]["labels"]["cloister.dev/batch"])

@@ -1,9 +1,9 @@
-"""Builds the programs of the cluster from Go modules, once, into a directory outside of git.
+"""Build the cluster's programs from Go modules, into a directory outside of git.
 
     python -m tests.cluster.build [--out build/cluster]
 
-It needs Go and a module proxy, and no root. Cold it takes about a quarter of an hour on two cores; what is there
-already is not built again, unless the modules have changed.
+Needs Go and a module proxy, but not root. A cold build takes about 15 minutes on two cores. A program is built again
+only when its module has changed.
 """
 
 import argparse
@@ -25,14 +25,14 @@ _PULUMI_VERSION: Final = "github.com/pulumi/pulumi/sdk/v3/go/common/version.Vers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One program: the module's directory, the package in it, and what the linker is told besides."""
+    """One program: its module's directory, its package there, and additional linker flags."""
 
     module: Path
     package: str
     linker: str = ""
 
     def fingerprint(self) -> str:
-        """Changes with anything that the program is built from."""
+        """Hash of everything that the program is built from."""
         files = [self.module / "go.mod", self.module / "go.sum", *sorted((self.module / "cmd").glob("*/*.go"))]
         texts = [path.read_bytes() for path in files] + [self.package.encode(), self.linker.encode()]
         return hashlib.sha256(b"\0".join(texts)).hexdigest()
@@ -72,14 +72,14 @@ PROGRAMS: Final = {
 
 
 def build(output: Path, names: Sequence[str] = tuple(PROGRAMS)) -> None:
-    """Builds what is not there yet.
+    """Build the programs that are missing or whose module has changed.
 
     Args:
-        output: the programs come to its folder ``bin``.
-        names: which of ``PROGRAMS``.
+        output: programs are written to its directory ``bin``.
+        names: keys of ``PROGRAMS``.
 
     Raises:
-        subprocess.CalledProcessError: Go says why on standard error.
+        subprocess.CalledProcessError: the build failed; Go writes the reason to standard error.
     """
     # Go runs in the directory of the module.
     directory = output.resolve() / "bin"
@@ -97,13 +97,13 @@ def build(output: Path, names: Sequence[str] = tuple(PROGRAMS)) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; see the module's docstring."""
+    """Run the command line that the module docstring describes."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.build", description="Builds the cluster's programs.")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help=f"default: {DEFAULT_OUTPUT}")
     try:
         build(parser.parse_args(arguments).out)
     except FileNotFoundError:
-        sys.stderr.write("there is no `go` on PATH; the cluster's programs are built with Go 1.26 or newer\n")
+        sys.stderr.write("`go` is not on PATH; install Go 1.26 or newer, which builds the cluster's programs\n")
         return 1
     except subprocess.CalledProcessError as error:
         return error.returncode

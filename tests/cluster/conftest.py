@@ -1,4 +1,4 @@
-"""A real control plane for the tests of this folder, which run by `make test-cluster` only."""
+"""Fixtures with a real control plane; `make test-cluster` runs the tests of this directory."""
 
 import os
 import tempfile
@@ -23,12 +23,15 @@ from tests.cluster.playground import check, check_parts
 from tests.cluster.running_batches import RunningBatches
 from tests.cluster.whole_stack import WholeStack, namespaces_left, running_stack
 
-# The programs take minutes to build, so that an ordinary run of the tests does not even look at these.
+# Building the programs takes minutes, so other test runs do not collect these tests.
 collect_ignore_glob = [] if os.environ.get("CLOISTER_CLUSTER_TESTS") else ["test_*.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what needs root, and puts the real cluster last: there is one a machine, and some tests start their own."""
+    """Mark tests that need root, and put tests on the real cluster last.
+
+    A machine can have one real cluster only, and some tests start their own.
+    """
     ours = [item for item in items if isinstance(item, pytest.Function) and item.get_closest_marker("cluster")]
     for item in ours:
         if "root" in item.fixturenames:
@@ -38,13 +41,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def programs() -> Path:
-    """The directory above ``bin``."""
+    """Directory above ``bin``."""
     return DEFAULT_OUTPUT
 
 
 @pytest.fixture(scope="session")
 def cluster(programs: Path) -> Iterator[ControlPlane]:
-    """A cluster with KubeRay's definitions and the two nodes that ``Pulumi.dev.yaml`` names."""
+    """Cluster with KubeRay's CRDs and the two nodes of ``Pulumi.dev.yaml``."""
     with (
         tempfile.TemporaryDirectory(prefix="cluster-") as directory,
         control_plane(programs / "bin", Path(directory)) as running,
@@ -59,7 +62,7 @@ def cluster(programs: Path) -> Iterator[ControlPlane]:
 
 
 def _leave_out(reason: str) -> NoReturn:
-    """Skips a test that this machine cannot run, unless somebody has made sure before that it can."""
+    """Skip the test, or fail it where the environment requires real nodes."""
     if os.environ.get("CLOISTER_NODES_REQUIRED"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -67,7 +70,7 @@ def _leave_out(reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def root(programs: Path) -> None:
-    """Skips a test on a machine that cannot have real nodes now."""
+    """Skip tests on a machine that cannot run real nodes."""
     try:
         check(programs)
     except HostError as error:
@@ -76,7 +79,7 @@ def root(programs: Path) -> None:
 
 @pytest.fixture(scope="session")
 def images(programs: Path) -> Mapping[str, Image]:
-    """All images, by name; skips a test on a machine that cannot build them."""
+    """All images by name; tests are skipped on a machine that cannot build them."""
     try:
         check_parts(programs)
     except HostError as error:
@@ -86,7 +89,7 @@ def images(programs: Path) -> Mapping[str, Image]:
 
 @pytest.fixture(scope="session")
 def whole_cluster(root: None, programs: Path, images: Mapping[str, Image]) -> Iterator[RealCluster]:
-    """A cluster with two real nodes; nothing of it is left afterwards, or the run fails."""
+    """Cluster with two real nodes; the run fails if anything of it remains afterwards."""
     del root
     with real_cluster(programs / "bin", images) as running:
         yield running
@@ -94,14 +97,14 @@ def whole_cluster(root: None, programs: Path, images: Mapping[str, Image]) -> It
 
 @pytest.fixture(scope="session")
 def node_api(whole_cluster: RealCluster) -> Iterator[KubernetesApi]:
-    """The API server of the cluster with real nodes, as the administrator."""
+    """API server of the cluster with real nodes, with administrator rights."""
     with KubernetesApi(whole_cluster.control_plane.kubeconfig) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """The small model, made once per checkout (or CLOISTER_TEST_MODEL)."""
+    """Demo model, created once per checkout (or CLOISTER_TEST_MODEL)."""
     directory = Path(os.environ.get("CLOISTER_TEST_MODEL", CHECKOUT / "build" / "demo_model"))
     make_demo_model(directory)
     return directory
@@ -115,7 +118,7 @@ def whole_stack(
     demo_model: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[WholeStack]:
-    """The stack ``dev`` with everything running; destroyed in the end, and nothing of it is left."""
+    """Running stack ``dev``; destroyed at the end without leaving namespaces."""
     directory = tmp_path_factory.mktemp("pulumi")
     with running_stack(whole_cluster, images, programs, directory, demo_model) as running:
         yield running
@@ -125,19 +128,19 @@ def whole_stack(
 
 @pytest.fixture(scope="session")
 def batches(whole_stack: WholeStack) -> RunningBatches:
-    """There is always one in the middle of its work."""
+    """Source of batches that are being worked on."""
     return RunningBatches(whole_stack)
 
 
 @pytest.fixture(scope="session")
 def api(cluster: ControlPlane) -> Iterator[KubernetesApi]:
-    """The API server, as the administrator."""
+    """API server with administrator rights."""
     with KubernetesApi(cluster.kubeconfig) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def deployed(cluster: ControlPlane, api: KubernetesApi) -> Iterator[Deployed]:
-    """The stack ``dev`` without its pods."""
+    """Stack ``dev`` without its pods."""
     with deployed_stack(cluster, api) as stack:
         yield stack

@@ -1,7 +1,7 @@
 """A real Kubernetes control plane: etcd, API server, controller manager, scheduler.
 
-Everything it writes is in one directory, and every process it starts is ended with it. On loopback there is no kubelet:
-pods are admitted and bound to the nodes of ``nodes.py``, and never run. ``node/`` has real nodes.
+It writes to one directory only and ends all its processes. On loopback there is no kubelet: pods are admitted and bound
+to the nodes of ``nodes.py`` but never run. ``node/`` provides real nodes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +12,17 @@ from typing import Final
 
 import httpx
 
+from service.local.ray_head import free_ports
 from tests.cluster import kuberay
 from tests.cluster.access import CONTROLLER_MANAGER, OPERATOR, SCHEDULER, Access, make_access
 from tests.cluster.api import KubernetesApi
-from tests.cluster.ports import LOOPBACK, answers, free_ports
+from tests.cluster.ports import LOOPBACK, answers
 from tests.cluster.processes import Process
 
 SERVICE_NETWORK: Final = "10.96.0.0/16"
 # A loopback address cannot be the endpoint of the Service `kubernetes`.
 _WITHOUT_KUBELETS: Final = ("--authorization-mode=RBAC", "--endpoint-reconciler-type=none")
-# No kubelet says that its node lives.
+# Without kubelets, nodes send no heartbeats.
 _NEVER: Final = "24h"
 
 
@@ -30,12 +31,12 @@ class ControlPlane:
     """A running cluster.
 
     Attributes:
-        bin: the directory of the programs.
-        directory: everything that it writes.
-        server: the API server's URL.
-        ca_file: of the API server's certificate.
-        access: who may talk to it.
-        kubeconfig: the administrator's.
+        bin: directory of the programs.
+        directory: directory of all files that the control plane writes.
+        server: URL of the API server.
+        ca_file: CA of the API server's certificate.
+        access: users and their credentials.
+        kubeconfig: kubeconfig of the administrator.
         has_kubelets: pods run; otherwise they are only bound to nodes.
     """
 
@@ -50,11 +51,11 @@ class ControlPlane:
 
 @contextmanager
 def control_plane(programs: Path, directory: Path) -> Iterator[ControlPlane]:
-    """Runs a new, empty cluster.
+    """Run a new, empty cluster.
 
     Args:
-        programs: what ``build.py`` made.
-        directory: an empty one of its own.
+        programs: the ``bin`` directory of ``build.py``.
+        directory: an empty directory.
     """
     cluster, processes = control_plane_parts(programs, directory)
     with ExitStack() as stack:
@@ -66,16 +67,16 @@ def control_plane(programs: Path, directory: Path) -> Iterator[ControlPlane]:
 def control_plane_parts(
     programs: Path, directory: Path, *, address: str = LOOPBACK, nodes: Sequence[str] = ()
 ) -> tuple[ControlPlane, list[Process]]:
-    """A new, empty cluster that does not run yet.
+    """Return a new, empty cluster whose processes have not been started.
 
     Args:
-        programs: what ``build.py`` made.
-        directory: an empty one of its own.
-        address: of the API server. That of a bridge is reached from pods.
-        nodes: those with a kubelet; such a cluster can outlive this process.
+        programs: the ``bin`` directory of ``build.py``.
+        directory: an empty directory.
+        address: address of the API server. Pods can reach that of a bridge.
+        nodes: names of the nodes with a kubelet; such a cluster can outlive this process.
 
     Returns:
-        the cluster, and its processes in the order in which they have to be started.
+        The cluster, and its processes in the order in which to start them.
     """
     access = make_access(directory, nodes)
     etcd_port, etcd_peers, port, manager_port, scheduler_port = free_ports(5)
@@ -99,12 +100,12 @@ def control_plane_parts(
 
 
 def kuberay_operator(cluster: ControlPlane) -> Process:
-    """KubeRay's operator, outside of the cluster; the CRDs must be there."""
+    """Return KubeRay's operator as a process outside of the cluster; the CRDs must exist."""
     metrics, probes = free_ports(2)
     kubeconfig = cluster.access.kubeconfig(cluster.server, cluster.ca_file, user=OPERATOR)
     command = kuberay.operator_command(cluster.bin, kubeconfig, metrics_port=metrics, probe_port=probes)
     log = cluster.directory / "ray-operator.log"
-    # Its client reads credentials from a kubeconfig only by this flag or this variable.
+    # Its client reads credentials from a kubeconfig only with this flag or this variable.
     environment = {"KUBECONFIG": str(kubeconfig), "HOME": str(cluster.directory)}
     return Process(command, log=log, environment=environment, is_ready=answers(f"http://{LOOPBACK}:{probes}/readyz"))
 
@@ -118,7 +119,7 @@ def _etcd(cluster: ControlPlane, url: str, peer_url: str) -> Process:
         f"--listen-peer-urls={peer_url}",
         f"--initial-advertise-peer-urls={peer_url}",
         f"--initial-cluster=default={peer_url}",
-        # Nothing here outlives the run, so nothing need be safe from a power failure.
+        # The data is needed for one run only, so it does not have to survive a power failure.
         "--unsafe-no-fsync",
         "--log-level=warn",
     ]
@@ -150,7 +151,7 @@ def _for_kubelets(access: Access) -> list[str]:
         "--enable-admission-plugins=NodeRestriction",
         f"--kubelet-client-certificate={access.kubelet_client_certificate}",
         f"--kubelet-client-key={access.kubelet_client_key}",
-        # The nodes' names are in no DNS.
+        # No DNS server knows the nodes' names.
         "--kubelet-preferred-address-types=InternalIP",
     ]
 
@@ -163,7 +164,7 @@ def _controller_manager(cluster: ControlPlane, port: int) -> Process:
         f"--service-account-private-key-file={cluster.access.service_account_key}",
         f"--root-ca-file={cluster.ca_file}",
         "--leader-elect=false",
-        # Each controller has a role of its own; the account of all of them has hardly any.
+        # Each controller uses its own role; the shared account has few rights.
         "--use-service-account-credentials",
         f"--node-monitor-grace-period={'30s' if cluster.has_kubelets else _NEVER}",
         *_served(cluster, "controller-manager", port),
@@ -196,7 +197,7 @@ def _is_ready(cluster: ControlPlane) -> bool:
         return False
     try:
         with KubernetesApi(cluster.kubeconfig) as api:
-            # The namespace is the last that the API server makes for itself at its first start.
+            # The API server creates this namespace last at its first start.
             return api.is_ready() and api.find("v1", "Namespace", "default") is not None
     except (httpx.TransportError, OSError):
         return False

@@ -1,4 +1,4 @@
-"""The manifests of a stack file in the cluster, without Pulumi: for tests of what talks to the API server."""
+"""Manifests of a stack file in the cluster, without Pulumi, for tests of the API server's clients."""
 
 import json
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from infra.access import RECONCILER
-from infra.manifests import Manifest, manifests
-from infra.render import record_stack
+from infra.rendering.manifests import Manifest, manifests
+from infra.rendering.render import record_stack
+from ray_job.contract.cluster import RECONCILER
 from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
 from ray_job.contract.rayjobs import MODEL_ANNOTATION
 from tests.cluster.api import KubernetesApi
@@ -19,7 +19,7 @@ DEV: Final = Path(__file__).parents[2] / "Pulumi.dev.yaml"
 SERVICE: Final = "cloister-acme-dev"
 JOBS: Final = "cloister-acme-dev-jobs"
 MODEL: Final = "demo"
-# In the order in which one needs the other. What makes pods is of no interest here.
+# In order of dependency. Kinds that create pods are left out.
 _KINDS: Final = (
     "Namespace",
     "PriorityClass",
@@ -35,11 +35,11 @@ _KINDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """A stack's namespaces with everything in them but pods.
+    """Namespaces of a stack with everything in them except pods.
 
     Attributes:
-        reconciler: a kubeconfig with a token of the reconciler's service account.
-        templates: the RayJob of each model, by the model's id.
+        reconciler: kubeconfig with a token of the reconciler's service account.
+        templates: RayJob template of each model, by model id.
     """
 
     reconciler: Path
@@ -48,7 +48,7 @@ class Deployed:
 
 @contextmanager
 def deployed_stack(cluster: ControlPlane, api: KubernetesApi, *, file: Path = DEV) -> Iterator[Deployed]:
-    """Makes the stack of a stack file, and takes it away again."""
+    """Create the objects of a stack file, and delete them afterwards."""
     wanted = manifests(record_stack(file))
     made = [each for kind in _KINDS for each in wanted if each.kind == kind]
     for each in made:
@@ -70,7 +70,7 @@ def deployed_stack(cluster: ControlPlane, api: KubernetesApi, *, file: Path = DE
 
 
 def job_spec(number: int, *, model: str = MODEL) -> JobSpec:
-    """The spec of a job that never runs."""
+    """Return the spec of a job that never runs."""
     return JobSpec(
         job_id=f"batch_{number:032x}-1",
         batch_id=f"batch_{number:032x}",

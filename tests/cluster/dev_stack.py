@@ -1,17 +1,21 @@
-"""A stack on the cluster by Pulumi's engine, through the real Kubernetes provider or the stand-in for it."""
+"""A stack on the cluster, deployed by Pulumi's engine through the real Kubernetes provider or its stand-in."""
 
+import gc
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from pulumi import automation
 
-from infra.stack_file import read_stack_file
+from infra.stack_file.reading import read_stack_file
+from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deployed import DEV
 from tests.cluster.engine import Engine, has_real_provider
+from tests.cluster.nodes import pods_become_ready
 from tests.cluster.provider import StandInProvider, stand_in_provider
 
 SECRETS: Final = {
@@ -25,9 +29,9 @@ class Deployment:
     """A stack on the cluster.
 
     Attributes:
-        engine: the workspace.
-        values: the stack file's keys; change them before the next `up`.
-        secrets: the secret ones.
+        engine: workspace of the stack.
+        values: keys of the stack file. Change them before the next `up`.
+        secrets: secret keys of the stack file.
     """
 
     def __init__(
@@ -39,26 +43,77 @@ class Deployment:
         self.secrets = secrets
 
     @property
-    def provider(self) -> StandInProvider:
-        """The stand-in between engine and API server, where there is one."""
-        assert self._provider is not None, "the real provider is in use, which tells nothing here"
-        return self._provider
+    def warnings(self) -> list[str]:
+        """Warnings of the API server; always empty with the real provider, which prints them only."""
+        return self._provider.warnings if self._provider else []
 
     @property
     def stack(self) -> automation.Stack:
         return self.engine.stack(self.values, self.secrets)
 
+    @contextmanager
+    def changed(self, **sections: Any) -> Iterator[None]:
+        """Change keys of the stack file inside the context."""
+        before = dict(self.values)
+        self.values |= sections
+        try:
+            yield
+        finally:
+            self.values.clear()
+            self.values |= before
+
+    def up(self, *, refresh: bool = False) -> None:
+        """Run `pulumi up`.
+
+        Raises:
+            automation.CommandError: the preview or a resource failed.
+        """
+        with _failed_programs_collected():
+            self.stack.up(refresh=refresh)
+
+    def destroy(self) -> None:
+        """Run `pulumi destroy`.
+
+        Raises:
+            automation.CommandError: a resource is protected or could not be deleted.
+        """
+        with _failed_programs_collected():
+            self.stack.destroy()
+
     def planned(self, *, refresh: bool = False) -> dict[str, int]:
-        """What a preview would do besides leaving things as they are, by Pulumi's word and how often."""
-        summary = self.stack.preview(refresh=refresh).change_summary
+        """Number of steps of a preview by Pulumi's name of the operation, without unchanged resources."""
+        with _failed_programs_collected():
+            summary = self.stack.preview(refresh=refresh).change_summary
         return {str(getattr(kind, "value", kind)): count for kind, count in summary.items() if "same" not in str(kind)}
 
     def unprotect(self) -> None:
-        """`pulumi state unprotect --all`, which the Automation API does not have."""
+        """Run `pulumi state unprotect --all`, which the Automation API lacks."""
         stack = self.stack
         command = [str(self.engine.programs / "bin" / "pulumi"), "state", "unprotect", "--all", "--yes"]
         environment = {**stack.workspace.env_vars, "PULUMI_HOME": str(self.engine.directory / "home")}
         subprocess.run([*command, "--stack", "dev"], cwd=stack.workspace.work_dir, env=environment, check=True)
+
+
+@contextmanager
+def _failed_programs_collected() -> Iterator[None]:
+    """Collect the event loop of a failed program before pytest reports the failure.
+
+    Otherwise it is collected while pytest parses source files, and CPython 3.11 fails in `ast.parse`.
+    """
+    try:
+        yield
+    except automation.CommandError:
+        _collect_failed_programs()
+        raise
+
+
+def _collect_failed_programs() -> None:
+    """Collect the event loops that the Automation API leaves behind, without their warnings, which fail tests."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
 
 
 @contextmanager
@@ -68,31 +123,36 @@ def dev_stack(
     directory: Path,
     *,
     file: Path = DEV,
+    is_waiting: bool = False,
     **sections: Any,
 ) -> Iterator[Deployment]:
-    """The stack, not made yet; whoever makes it destroys it.
+    """Return the stack before its first `up`; the caller deploys and destroys it.
 
     Args:
-        cluster: where it goes. Without kubelets the real provider would wait for ever.
+        cluster: cluster of the stack. Without kubelets, pods are reported as ready where the provider waits for them.
         programs: the directory with ``bin/pulumi``.
-        directory: for workspace and state.
+        directory: directory for workspace and state.
         file: the stack file.
-        **sections: keys of it that are different here.
+        is_waiting: `up` waits for pods also without kubelets, as it always does with the real provider.
+        **sections: keys of the stack file to replace.
     """
     text = read_stack_file(file)
     values = {key: value for key, value in text.values.items() if key not in text.secret_keys}
     values |= {
         "kubernetes": {"kubeconfig": str(cluster.kubeconfig), "context": "admin"},
-        # Charts are Helm's; the definitions are there.
+        # The stand-in cannot install charts, and the definitions exist.
         "kuberay": {"install": "none"},
         **sections,
     }
     values["images"] = {key: image for key, image in values["images"].items() if key != "kuberay_operator"}
     secrets = {key: SECRETS.get(key, f"{key}-0123456789") for key in text.secret_keys}
-    if cluster.has_kubelets and has_real_provider():
-        engine = Engine(directory=directory, programs=programs, provider_port=None)
-        yield Deployment(engine, None, values, secrets)
-        return
-    with stand_in_provider(is_waiting=cluster.has_kubelets) as (provider, port):
-        engine = Engine(directory=directory, programs=programs, provider_port=port)
-        yield Deployment(engine, provider, values, secrets)
+    is_real = has_real_provider()
+    with ExitStack() as stack:
+        # By now the threads of failed programs have ended.
+        stack.callback(_collect_failed_programs)
+        if not cluster.has_kubelets and (is_real or is_waiting):
+            stack.enter_context(pods_become_ready(stack.enter_context(KubernetesApi(cluster.kubeconfig))))
+        provider, port = None, None
+        if not is_real:
+            provider, port = stack.enter_context(stand_in_provider(is_waiting=cluster.has_kubelets or is_waiting))
+        yield Deployment(Engine(directory=directory, programs=programs, provider_port=port), provider, values, secrets)

@@ -1,4 +1,4 @@
-"""Pulumi's real engine on the project's own program, by the Automation API with an inline program."""
+"""Pulumi's real engine with the project's program, by the Automation API with an inline program."""
 
 import logging
 import shutil
@@ -10,8 +10,8 @@ from typing import Any, Final
 import yaml
 from pulumi import automation
 
-from infra.config_schema import PROJECT
 from infra.program import run
+from infra.stack_file.sections import PROJECT
 
 _PASSPHRASE: Final = "of no interest"
 _REAL_PROVIDER: Final = "pulumi-resource-kubernetes"
@@ -20,24 +20,24 @@ logger = logging.getLogger(__name__)
 
 
 def has_real_provider(path: str | None = None) -> bool:
-    """Whether the real Kubernetes provider is on PATH; the log says which provider it is going to be.
+    """Return whether the real Kubernetes provider is on PATH, and log which provider is used.
 
     Args:
-        path: what to look in, as in PATH; None for PATH itself.
+        path: directories to search, in the format of PATH; None for PATH itself.
     """
     found = shutil.which(_REAL_PROVIDER, path=path)
-    logger.info("Kubernetes provider: %s", found or f"the stand-in, as there is no {_REAL_PROVIDER} on PATH")
+    logger.info("Kubernetes provider: %s", found or f"the stand-in, because {_REAL_PROVIDER} is not on PATH")
     return found is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A workspace: a stack file, a state in a directory, and the CLI.
+    """A workspace: a stack file, a state directory and the Pulumi CLI.
 
     Attributes:
-        directory: of all that it writes.
+        directory: directory of all files that it writes.
         programs: the directory with ``bin/pulumi``.
-        provider_port: of the stand-in provider; None for the real one, which the engine finds on PATH.
+        provider_port: port of the stand-in provider; None for the real provider, which the engine finds on PATH.
     """
 
     directory: Path
@@ -46,15 +46,15 @@ class Engine:
 
     @property
     def state_file(self) -> Path:
-        """Where the state of the stack ``dev`` is."""
+        """State file of the stack ``dev``."""
         return self.directory / "state" / ".pulumi" / "stacks" / PROJECT / "dev.json"
 
     def stack(self, values: Mapping[str, Any], secrets: Mapping[str, str]) -> automation.Stack:
-        """The stack ``dev`` with this configuration, whatever it had before.
+        """Return the stack ``dev`` with this configuration instead of any earlier one.
 
         Args:
-            values: the keys of the stack file without the project.
-            secrets: the secret ones.
+            values: keys of the stack file without the project prefix.
+            secrets: secret keys of the stack file.
         """
         stack = automation.create_or_select_stack(
             stack_name="dev", project_name=PROJECT, program=run, opts=self._options()
@@ -68,7 +68,7 @@ class Engine:
         return stack
 
     def environment(self) -> dict[str, str]:
-        """What the CLI is told besides its own environment."""
+        """Environment variables for the CLI."""
         stand_in = {"PULUMI_DEBUG_PROVIDERS": f"kubernetes:{self.provider_port}"} if self.provider_port else {}
         return stand_in | {
             "PULUMI_CONFIG_PASSPHRASE": _PASSPHRASE,

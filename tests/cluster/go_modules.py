@@ -1,4 +1,4 @@
-"""Where Go keeps the source of a module that one of this folder's modules requires: definitions of kinds lie there."""
+"""Source directories of required Go modules, which contain definitions of Kubernetes kinds."""
 
 import json
 import subprocess
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def module_directory(requiring: Path, module: str) -> Path:
-    """The directory of a module's source.
+    """Return the directory of a module's source.
 
     Args:
-        requiring: the directory of the module whose go.mod names the version.
-        module: its path, e.g. ``sigs.k8s.io/kwok``.
+        requiring: directory of the module whose go.mod requires it.
+        module: module path, e.g. ``sigs.k8s.io/kwok``.
     """
-    # Programs that were built before do not mean that their source is still here.
+    # Programs may have been built earlier and the module cache cleared since then.
     command = ["go", "mod", "download", "-json", module]
     done = subprocess.run(command, cwd=requiring, stdout=subprocess.PIPE, check=True)
     return Path(json.loads(done.stdout)["Dir"])

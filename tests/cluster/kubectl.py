@@ -1,4 +1,4 @@
-"""kubectl, for what is more than one request: logs, and commands in containers."""
+"""kubectl, for tasks that take more than one request: logs, and commands in containers."""
 
 import subprocess
 
@@ -6,10 +6,10 @@ from tests.cluster.control_plane import ControlPlane
 
 
 def kubectl(cluster: ControlPlane, *arguments: str, timeout_s: float = 60) -> str:
-    """What it prints, as the administrator.
+    """Run kubectl as the administrator and return its output.
 
     Raises:
-        AssertionError: it failed; the message is its own.
+        AssertionError: it failed; the message contains its output.
     """
     command = [str(cluster.bin / "kubectl"), f"--kubeconfig={cluster.kubeconfig}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)

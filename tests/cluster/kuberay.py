@@ -1,4 +1,4 @@
-"""KubeRay: its custom resource definitions and its operator, both of the version that ``go/go.mod`` names."""
+"""KubeRay's custom resource definitions and operator, in the version that ``go/go.mod`` requires."""
 
 from pathlib import Path
 from typing import Final
@@ -10,14 +10,14 @@ from tests.cluster.go_modules import module_directory
 
 _GO: Final = Path(__file__).parent / "go"
 _MODULE: Final = "github.com/ray-project/kuberay/ray-operator"
-# infra.kuberay gives the chart the same two.
+# infra.shared_platform.kuberay passes the same two to the chart.
 GATES: Final = "RayClusterStatusConditions=true,RayJobDeletionPolicy=true"
 
 
 def install_crds(api: KubernetesApi) -> None:
-    """Makes the custom resource definitions, and returns once the server takes objects of them."""
+    """Create the custom resource definitions, and return when the server serves them."""
     for path in module_files("crd/bases"):
-        # Ten times as fast as safe_load, and as safe.
+        # CSafeLoader is as safe as safe_load and ten times as fast.
         body = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
         api.create(body)
     for kind in ("RayCluster", "RayJob", "RayService"):
@@ -25,17 +25,17 @@ def install_crds(api: KubernetesApi) -> None:
 
 
 def module_files(folder: str) -> list[Path]:
-    """The manifests of a folder of the operator's own ``config``."""
+    """Return the manifests of a folder of the operator's ``config``."""
     return sorted((module_directory(_GO, _MODULE) / "config" / folder).glob("*.yaml"))
 
 
 def version() -> str:
-    """Of KubeRay, e.g. ``1.6.1``."""
+    """Return KubeRay's version, e.g. ``1.6.1``."""
     return module_directory(_GO, _MODULE).name.rpartition("@v")[2]
 
 
 def operator_command(programs: Path, kubeconfig: Path, *, metrics_port: int, probe_port: int) -> list[str]:
-    """The command line of the operator outside of a cluster."""
+    """Return the command line of the operator outside of a cluster."""
     return [
         str(programs / "ray-operator"),
         f"--kubeconfig={kubeconfig}",

@@ -1,6 +1,6 @@
-"""KubeRay's operator as a Deployment in the cluster, with the rights that its own module gives it.
+"""KubeRay's operator as a Deployment in the cluster, with the rights that its module defines.
 
-Users get it by its Helm chart. Here it is made without Helm, with what ``infra.kuberay`` tells the chart.
+Users install its Helm chart. These tests create it without Helm, with the values of ``infra.shared_platform.kuberay``.
 """
 
 from typing import Any, Final
@@ -20,14 +20,14 @@ _RBAC: Final = "rbac.authorization.k8s.io"
 
 
 def deploy_operator(api: KubernetesApi, image: str) -> None:
-    """Makes it, and returns once it works; the definitions must be there.
+    """Create the operator, and return when it is available; the definitions must exist.
 
     Args:
-        api: the cluster.
-        image: with the program ``ray-operator``.
+        api: API server of the cluster.
+        image: image with the program ``ray-operator``.
     """
     (role_file,) = (path for path in module_files("rbac") if path.name == "role.yaml")
-    # The file has a Role of the same name for one namespace too; the chart makes the ClusterRole.
+    # The file also contains a namespaced Role of the same name; the chart creates the ClusterRole.
     roles = [body for body in yaml.safe_load_all(role_file.read_text()) if body and body["kind"] == "ClusterRole"]
     for body in (*roles, *_bindings(), _deployment(image)):
         api.create(body)
@@ -72,7 +72,7 @@ def _deployment(image: str) -> JsonObject:
     }
     labels = {"app.kubernetes.io/name": NAME}
     pod = {
-        # The node of the pool system; the stack, which comes later, labels it.
+        # The node of the pool `system`; the stack labels it later.
         "nodeSelector": {"kubernetes.io/hostname": "node-1"},
         "serviceAccountName": NAME,
         "securityContext": POD_SECURITY,

@@ -1,4 +1,4 @@
-"""A whole Kubernetes with the project's stack on this machine, to play with. It needs root.
+"""A whole Kubernetes with the project's stack on this machine, to try things. Needs root.
 
     python -m tests.cluster.playground check
     python -m tests.cluster.playground images
@@ -6,10 +6,9 @@
     python -m tests.cluster.playground status
     python -m tests.cluster.playground down
 
-`check` says whether it can run here, and what is missing. `images` builds the images that are not built yet, or says
-why this machine cannot. `up` builds what is not built yet, starts two real nodes, deploys the stack ``dev`` and prints
-how to use it; all of it runs on when the command has ended. `down` takes everything away, also what a run that crashed
-has left.
+`check` reports what the machine lacks to run the cluster. `images` builds missing images, or reports why this machine
+cannot build them. `up` builds what is missing, starts two real nodes, deploys the stack ``dev`` and prints how to use
+it; the cluster keeps running when the command has ended. `down` removes everything, also after a crash.
 """
 
 import argparse
@@ -54,7 +53,7 @@ _PROGRAMS: Final = (
     "ray-operator",
     "pulumi",
 )
-# While Ray's packages are built; 23 GB stay, and a running cluster takes less than the rest.
+# While Ray's packages are built. 23 GB stay; a running cluster takes less than the difference.
 _ROOM_TO_BUILD_GB: Final = 30
 _USAGE: Final = """
 The cluster runs until `make cluster-down`. In another shell:
@@ -87,23 +86,23 @@ Another API key:             {first_key}
 
 
 def up(output: Path) -> None:
-    """Starts the cluster with the stack on it.
+    """Start the cluster and deploy the stack.
 
     Args:
-        output: where what is built comes.
+        output: directory for everything that is built.
 
     Raises:
-        HostError: it cannot run here; the message says what to do.
+        HostError: the machine cannot run the cluster; the message contains what to do.
     """
     check(output)
-    tell = _progress()
+    report = _progress()
     programs = output / "bin"
-    tell("programs")
+    report("programs")
     build(output, _PROGRAMS)
-    tell("images")
+    report("images")
     images = build_images(output / "images", programs)
     make_demo_model(_DEMO_MODEL)
-    tell("two nodes")
+    report("two nodes")
     cluster = start_cluster(programs, images)
     control_plane = cluster.control_plane
     directory = STATE / "stack"
@@ -112,13 +111,13 @@ def up(output: Path) -> None:
         KubernetesApi(control_plane.kubeconfig) as api,
         dev_stack(control_plane, output, directory, **changed_sections(control_plane, images)) as deployment,
     ):
-        tell("KubeRay")
+        report("KubeRay")
         install_crds(api)
         deploy_operator(api, images["ray-operator"].reference)
         add_drained_node(api, DRAINED)
-        tell("pulumi up")
-        deployment.stack.up()
-        tell("the model's weights, an API key")
+        report("pulumi up")
+        deployment.up()
+        report("the model's weights, an API key")
         upload_weights(api, _DEMO_MODEL)
         api_key = first_key(deployment, control_plane)
         usage = _USAGE.format(
@@ -135,13 +134,13 @@ def up(output: Path) -> None:
 
 
 def check(output: Path) -> None:
-    """Looks whether a real cluster can be built and run here now.
+    """Check that a real cluster can be built and run on this machine now.
 
     Args:
-        output: where what is built comes.
+        output: directory for everything that is built.
 
     Raises:
-        HostError: it cannot; the message says what to do.
+        HostError: it cannot; the message contains what to do.
     """
     check_parts(output)
     if reason := why_not():
@@ -149,18 +148,18 @@ def check(output: Path) -> None:
 
 
 def check_parts(output: Path) -> None:
-    """As ``check``, but a cluster may be running: looks for what programs and images are built with, and for room.
+    """Check for the build tools and for disk space, also while a cluster is running.
 
     Args:
-        output: where what is built comes.
+        output: directory for everything that is built.
 
     Raises:
-        HostError: something is missing; the message says what to do.
+        HostError: something is missing; the message contains what to do.
     """
     if reason := lacking():
         raise HostError(reason)
     if shutil.which("go") is None:
-        raise HostError("there is no `go` on PATH; the cluster's programs are built with Go 1.26 or newer")
+        raise HostError("`go` is not on PATH; install Go 1.26 or newer, which builds the cluster's programs")
     output.mkdir(parents=True, exist_ok=True)
     free_gb = shutil.disk_usage(output).free // 10**9
     if free_gb < (needed_gb := _room_to_build_gb(output / "images")):
@@ -174,38 +173,38 @@ def _room_to_build_gb(images: Path) -> int:
 
 
 def images(output: Path) -> None:
-    """Builds the images, or says why they cannot be built here.
+    """Build the images, or report why this machine cannot build them.
 
     Args:
-        output: where what is built comes; the programs are there.
+        output: directory for everything that is built; the programs exist already.
     """
     try:
         check_parts(output)
     except HostError as error:
-        sys.stderr.write(f"no images, and no test that needs one: {error}\n")
+        sys.stderr.write(f"images and the tests that need them are skipped: {error}\n")
     else:
         build_images(output / "images", output / "bin")
 
 
 def down() -> None:
-    """Takes everything away.
+    """Remove everything of the cluster.
 
     Raises:
-        HostError: something stays; the message names it.
+        HostError: something could not be removed; the message names it.
     """
-    tell = _progress()
-    tell("taking away processes, mounts, network, rules and files")
+    report = _progress()
+    report("removing processes, mounts, network, rules and files")
     remove_everything()
-    tell("all gone")
+    report("removed")
 
 
 def status() -> None:
-    """Says what is there."""
+    """Print the nodes and pods of the cluster, or what is left of one."""
     try:
         lines = _nodes_and_pods() if KUBECONFIG.exists() else leftovers()
     except httpx.TransportError as error:
         lines = [f"the API server does not answer ({error}); what is there:", *leftovers()]
-    sys.stdout.write("\n".join(lines or ["there is no cluster"]) + "\n")
+    sys.stdout.write("\n".join(lines or ["no cluster"]) + "\n")
 
 
 def _nodes_and_pods() -> list[str]:
@@ -222,7 +221,7 @@ def _nodes_and_pods() -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; see the module's docstring."""
+    """Run the command line that the module docstring describes."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.playground", description="A cluster to play with.")
     parser.add_argument("command", choices=("check", "images", "up", "down", "status"))
     parser.add_argument("--out", type=Path, default=DEFAULT_OUTPUT, help=f"what is built; default: {DEFAULT_OUTPUT}")
@@ -238,14 +237,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         commands[given.command]()
     except (HostError, ImageBuildError) as error:
-        # The reason is what `check` is asked for.
+        # The caller of `check` reads the reason from standard output.
         (sys.stdout if given.command == "check" else sys.stderr).write(f"{error}\n")
         return 1
     return 0
 
 
 def _progress() -> Callable[[str], object]:
-    """Tells on standard error what begins, and how many seconds after the start."""
+    """Return a function that prints a step to standard error with the seconds since the start."""
     start = time.monotonic()
     return lambda step: sys.stderr.write(f"[{time.monotonic() - start:4.0f} s] {step}\n")
 

@@ -1,7 +1,5 @@
-"""Ports of this machine's loopback: free ones, and whether a server answers on one."""
+"""Ports on this machine's loopback interface: checks whether a server answers."""
 
-import secrets
-import socket
 import ssl
 from collections.abc import Callable
 from typing import Final
@@ -9,33 +7,10 @@ from typing import Final
 import httpx
 
 LOOPBACK: Final = "127.0.0.1"
-# Linux gives 32768 to 60999 unless it is told otherwise.
-_NEVER_GIVEN: Final = range(20_000, 32_000)
-
-
-def free_ports(number: int) -> list[int]:
-    """As many different TCP ports that nothing listens on now.
-
-    They are used some seconds later: so none is among those that the kernel gives to whoever asks for any port.
-    """
-    found: list[int] = []
-    while len(found) < number:
-        port = secrets.choice(_NEVER_GIVEN)
-        if port not in found and _is_free(port):
-            found.append(port)
-    return found
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server((LOOPBACK, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def answers(url: str) -> Callable[[], bool]:
-    """Asks whether a URL on this machine answers with 200; whose certificate it has is of no interest."""
+    """Return a check whether a URL on this machine answers with a success status; certificates are not verified."""
     context = _unverified()
 
     def ask() -> bool:

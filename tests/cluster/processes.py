@@ -1,4 +1,4 @@
-"""A process of the cluster: started with a log, waited for until it is ready, and stopped by its own id."""
+"""Processes of the cluster: started with a log file, waited for until they are ready, and stopped by their own id."""
 
 import contextlib
 import os
@@ -14,20 +14,20 @@ _LOG_LINES: Final = 15
 
 
 class ProcessError(Exception):
-    """A part of the cluster did not start; the message has the end of its log."""
+    """A process of the cluster did not start; the message contains the end of its log."""
 
 
 class Process:
-    """One running program. Use it as a context manager.
+    """One program. Use it as a context manager.
 
     Args:
         command: the program with its arguments.
-        log: where its output goes.
-        is_ready: asked until it says yes.
-        environment: all of it; the program sees nothing of this process's own.
-        timeout_s: how long it may take to be ready.
-        detached: it leads a session of its own, so that it can outlive this process and the terminal, and it is
-            stopped with all that it started in that session.
+        log: file for its output.
+        is_ready: polled until it returns true.
+        environment: the complete environment; nothing is inherited from this process.
+        timeout_s: maximum time until it is ready.
+        detached: start it in its own session, so that it can outlive this process and the terminal; stopping it also
+            stops everything that it started in that session.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its id while it runs."""
+        """Process id while it runs."""
         if self._process is None:
             raise ProcessError(f"{self._command[0]} does not run")
         return self._process.pid
 
     def start(self) -> None:
-        """Starts it, and returns once it is ready.
+        """Start the process, and return when it is ready.
 
         Raises:
             ProcessError: it ended, or was not ready in time.
@@ -86,7 +86,7 @@ class Process:
         self.stop()
 
     def stop(self, *, timeout_s: float = 15) -> None:
-        """Ends it: first politely, then at once."""
+        """Send SIGTERM, and SIGKILL after the timeout."""
         if self._process is None:
             return
         process, self._process = self._process, None

@@ -1,4 +1,4 @@
-"""Pulumi's values on the wire, as Python's own with secrets and unknown values marked."""
+"""Pulumi's values in the provider protocol as Python values, with markers for secrets and unknown values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ _SECRET: Final = rpc._special_secret_sig
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A value that is encrypted in the state and hidden in every display."""
+    """A value that is encrypted in the state and hidden in all displays."""
 
     value: Any
 
 
 def from_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
-    """The fields of a message; ``Secret`` around each secret, ``UNKNOWN`` for what only `up` will tell."""
+    """Return the fields of a message; ``Secret`` wraps secrets, ``UNKNOWN`` replaces values that only `up` knows."""
     return {key: _from_value(value) for key, value in struct.fields.items()}
 
 
@@ -37,7 +37,7 @@ def _from_value(value: struct_pb2.Value) -> Any:
 
 
 def to_struct(fields: Mapping[str, Any]) -> struct_pb2.Struct:
-    """The message of some fields."""
+    """Return the message for some fields."""
     struct = struct_pb2.Struct()
     struct.update({key: _wire(value) for key, value in fields.items()})
     return struct
@@ -52,7 +52,7 @@ def _wire(value: Any) -> Any:
 
 
 def revealed(value: Any) -> Any:
-    """The value with its secrets in clear."""
+    """Return the value with its secrets in clear text."""
     if isinstance(value, Secret):
         return revealed(value.value)
     if isinstance(value, Mapping):
@@ -61,7 +61,7 @@ def revealed(value: Any) -> Any:
 
 
 def hidden_like(value: Any, pattern: Any) -> Any:
-    """``value`` with secrets where ``pattern`` has them."""
+    """Return ``value`` with secrets wherever ``pattern`` has them."""
     if isinstance(pattern, Secret):
         return Secret(revealed(value))
     if isinstance(value, Mapping) and isinstance(pattern, Mapping):
@@ -73,7 +73,7 @@ def hidden_like(value: Any, pattern: Any) -> Any:
 
 
 def has_unknown(value: Any) -> bool:
-    """Whether a part of it is not known yet."""
+    """Return whether any part of the value is unknown."""
     if isinstance(value, Mapping):
         return any(has_unknown(item) for item in value.values())
     if isinstance(value, list):
@@ -82,7 +82,7 @@ def has_unknown(value: Any) -> bool:
 
 
 def differences(old: Any, new: Any, path: str = "") -> dict[str, str]:
-    """What changed, by path (``spec.replicas``, ``spec.containers[0].image``): add, delete or update."""
+    """Return the changed paths (``spec.replicas``, ``spec.containers[0].image``), each with add, delete or update."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found: dict[str, str] = {}
         for key in old.keys() | new.keys():

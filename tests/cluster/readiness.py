@@ -1,4 +1,4 @@
-"""When an object is as it was asked for: what `pulumi up` waits for, and what is in the way until then."""
+"""Readiness of objects: what `pulumi up` waits for, and what blocks it."""
 
 import time
 from collections.abc import Iterator
@@ -14,23 +14,23 @@ _SKIP: Final = "pulumi.com/skipAwait"
 
 
 class NeverReadyError(Exception):
-    """The object will not get there: its Job has failed, or its rollout is too late."""
+    """The object cannot become ready: its Job has failed, or its rollout is too late."""
 
 
 def wait_until_ready(api: KubernetesApi, body: JsonObject, *, within_s: float) -> JsonObject:
-    """Waits for an object of a kind that becomes ready, unless it says that nobody should.
+    """Wait for an object of a kind that becomes ready, unless its annotation skips the wait.
 
     Args:
-        api: the cluster.
-        body: the object as it was asked for.
-        within_s: how long it may take.
+        api: API server of the cluster.
+        body: the object as it was applied.
+        within_s: timeout.
 
     Returns:
         The object as it is then.
 
     Raises:
         NeverReadyError: it has failed.
-        TimeoutError: it is still not ready. Both messages say what its pods wait for, and the last warnings.
+        TimeoutError: it is not ready yet. Both messages contain the state of its pods and the last warnings.
     """
     metadata = body["metadata"]
     place = (body["apiVersion"], body["kind"], metadata["name"], metadata.get("namespace", ""))
@@ -49,10 +49,10 @@ def wait_until_ready(api: KubernetesApi, body: JsonObject, *, within_s: float) -
 
 
 def unready(api: KubernetesApi, live: JsonObject) -> str:
-    """What is missing; empty for an object that is ready, or of a kind that need not become so."""
+    """Return what the object lacks to be ready; empty for a ready object and for kinds without readiness."""
     kind, status, spec = live.get("kind"), live.get("status") or {}, live.get("spec") or {}
     if not live:
-        return "it is not there"
+        return "it does not exist"
     if kind in ("Deployment", "StatefulSet"):
         return _unready_pods(live, status, spec)
     if kind == "Job" and _condition(status, "Complete") != "True":
@@ -98,7 +98,7 @@ def _has_endpoint(api: KubernetesApi, service: JsonObject) -> bool:
 
 
 def _pods(api: KubernetesApi, live: JsonObject) -> Iterator[str]:
-    """Each pod of the object that is not ready, with the reason of its containers."""
+    """Yield each pod of the object that is not ready, with the reasons of its containers."""
     wanted = (live.get("spec") or {}).get("selector") or {}
     labels = wanted.get("matchLabels", {}) if live.get("kind") != "Service" else wanted
     if not labels:
@@ -109,22 +109,22 @@ def _pods(api: KubernetesApi, live: JsonObject) -> Iterator[str]:
 
 
 def pod_problem(pod: JsonObject) -> str:
-    """Why a pod is not ready, in Kubernetes' own words; empty for one that is."""
+    """Return why a pod is not ready, in Kubernetes' words; empty for a ready pod."""
     status = pod.get("status") or {}
     if _condition(status, "Ready") == "True" or status.get("phase") == "Succeeded":
         return ""
-    told = [status.get("phase", "unknown")]
+    reasons = [status.get("phase", "unknown")]
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         for what in ("waiting", "terminated"):
             state = (container.get("state") or {}).get(what) or {}
             if state and state.get("reason") not in ("Completed", "PodInitializing"):
-                told.append(f"{container['name']} {what} {state.get('reason')} {state.get('message', '')}".strip())
-    told += [each["message"] for each in status.get("conditions") or () if each.get("reason") == "Unschedulable"]
-    return ", ".join(told)
+                reasons.append(f"{container['name']} {what} {state.get('reason')} {state.get('message', '')}".strip())
+    reasons += [each["message"] for each in status.get("conditions") or () if each.get("reason") == "Unschedulable"]
+    return ", ".join(reasons)
 
 
 def _warnings(api: KubernetesApi, namespace: str) -> Iterator[str]:
-    """The last warnings of a namespace, oldest first."""
+    """Yield the last warnings of a namespace, oldest first."""
     events = [each for each in api.list("v1", "Event", namespace) if each.get("type") == "Warning"]
     for event in sorted(events, key=lambda each: each.get("lastTimestamp") or each.get("eventTime") or "")[-_EVENTS:]:
         about = event["involvedObject"]

@@ -1,25 +1,25 @@
-"""A batch in the middle of its work, whenever one is asked for and however fast the machine is."""
+"""Batches that tests can interrupt: one that is being worked on, however fast the machine is."""
 
 from typing import Final
 
 from tests.cluster.batches import chat_lines, done, submit, wait, wait_for_end
 from tests.cluster.whole_stack import WholeStack
 
-# The first lasts for all that the tests do on a slow machine; on a fast one others follow.
+# On a slow machine the first batch lasts for all tests; on a fast one others follow.
 _FIRST: Final = 1_450
 _NEXT: Final = 600
-# Lines that are not done yet when somebody asks: what he does then has its effect before the batch is over.
+# Lines that must be open when a test asks for a batch, so that its fault happens before the batch is over.
 _LEFT: Final = 200
-# A machine may be several times as slow as those where this takes one or two minutes.
+# A slow machine takes several times the usual one or two minutes.
 _STARTED_S: Final = 500
 ENDED_S: Final = 700
 
 
 class RunningBatches:
-    """One batch after another, with the lines ``line-0``, ``line-1`` and so on.
+    """Batches one after another, with the lines ``line-0``, ``line-1`` and so on.
 
     Attributes:
-        lines: how many each has, by its id; the running one is the last.
+        lines: number of lines of each batch by id, in the order of creation.
     """
 
     def __init__(self, stack: WholeStack) -> None:
@@ -27,12 +27,12 @@ class RunningBatches:
         self.lines: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Submits the first one, if that has not been done: its engine takes a while to start."""
+        """Submit the first batch unless it exists; its engine takes a while to start."""
         if not self.lines:
             self._submit(_FIRST)
 
     def running(self) -> str:
-        """The id of one with some lines done and enough left: of the last one, or of a new one once that is over."""
+        """Return the id of a batch with some lines done and enough left: the last one, or a new one."""
         self.begin()
         while True:
             running, lines = list(self.lines.items())[-1]

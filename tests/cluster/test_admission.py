@@ -1,4 +1,4 @@
-"""The manifests of every stack file that users are given, judged by a real API server."""
+"""Manifests of every example stack file, checked by a real API server."""
 
 import copy
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from infra.manifests import Manifest, manifests, with_templates
-from infra.render import record_stack
+from infra.rendering.manifests import Manifest, manifests, with_templates
+from infra.rendering.render import record_stack
 from tests.cluster.api import Answer, ApiError, KubernetesApi
 from tests.infra.previewed_stacks import FILES, STACKS
 
 pytestmark = pytest.mark.cluster
 
-# Helm's, and CloudNativePG's.
+# Defined by Helm charts and CloudNativePG.
 _NOT_THERE = {"Chart", "Cluster", "Database", "ImageCatalog", "ObjectStore", "ScheduledBackup"}
 
 
@@ -24,7 +24,7 @@ def given(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
 
 @pytest.fixture(scope="module")
 def namespaces(given: tuple[Manifest, ...], api: KubernetesApi) -> Iterator[None]:
-    """What pods and dry runs need of a stack: namespaces with their profiles, priority classes, service accounts."""
+    """Create what pods and dry runs need of a stack: namespaces, priority classes, service accounts."""
     kinds = ("Namespace", "PriorityClass", "ServiceAccount")
     made = sorted((each.body for each in given if each.kind in kinds), key=lambda body: kinds.index(body["kind"]))
     for body in made:
@@ -45,7 +45,7 @@ def tried(api: KubernetesApi, each: Manifest) -> Answer:
 
 
 @pytest.mark.usefixtures("namespaces")
-def test_the_server_takes_every_manifest_without_a_warning(given: tuple[Manifest, ...], api: KubernetesApi) -> None:
+def test_server_accepts_every_manifest_without_a_warning(given: tuple[Manifest, ...], api: KubernetesApi) -> None:
     known = [each for each in given if "spec" not in each.body or api.knows(each.body["apiVersion"], each.kind)]
     problems = []
     for each in known:
@@ -74,7 +74,7 @@ def test_every_pod_is_admitted_without_a_warning(given: tuple[Manifest, ...], ap
 
 
 @pytest.mark.usefixtures("namespaces")
-def test_what_is_wrong_is_refused_or_warned_of(given: tuple[Manifest, ...], api: KubernetesApi) -> None:
+def test_wrong_objects_are_refused_or_cause_a_warning(given: tuple[Manifest, ...], api: KubernetesApi) -> None:
     deployment = copy.deepcopy(next(each.body for each in given if each.kind == "Deployment" and each.name == "api"))
     template = deployment["spec"]["template"]
     template["spec"]["securityContext"] = {"runAsUser": 0}
@@ -101,7 +101,7 @@ def pods_of(given: tuple[Manifest, ...]) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def templates(value: Any, namespace: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every pod template below a value, wherever it stands."""
+    """Yield every pod template inside a value."""
     if isinstance(value, dict):
         for key, item in value.items():
             is_template = key == "template" or key.endswith("PodTemplate")

@@ -33,26 +33,26 @@ from tests.ray.job_harness import Job, chat, new_job
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(1800),
-    # Pulumi's Automation API leaves the event loop of a program that failed for the garbage collector.
+    # Pulumi's Automation API leaves the event loop of a failed program to the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-# Those of `make demo`, ten of them bad in ways that only the engine can tell, and more until there are 500.
+# The lines of `make demo`, ten of them with defects that only the engine detects, filled up to 500.
 LINES = [*demo_lines("demo"), *(line(f"more-{n}", chat(f"What is {n}?", max_tokens=16)) for n in range(260))]
 ABSENT = "localhost/cloister/ray-cpu@sha256:" + "9" * 64
-# The work of many minutes.
+# Many minutes of work.
 CANCELLED = 3_000
 STARTED_S = 500
 
 
 @pytest.fixture(scope="module")
 def local_run(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict[str, Any]]]:
-    """The same lines on this machine, without a cluster; it runs beside the test that asks for it first."""
+    """Answers to the same lines on this machine without a cluster; the run starts before they are needed."""
     bodies = [json.loads(text)["body"] for text in LINES]
     # Ray's sockets need a short path.
     with tempfile.TemporaryDirectory(prefix="cl-") as temporary:
         job = new_job(tmp_path_factory.mktemp("local"), Path(temporary), demo_model, bodies)
-        # As many threads as an engine has in its pod: sums of floats depend on that.
+        # The number of threads of an engine in its pod: sums of floats depend on it.
         job = replace(job, environment={**job.environment, "OMP_NUM_THREADS": "1"})
         process = job.start()
         yield lambda: answers_of(job, process)
@@ -68,7 +68,7 @@ def answers_of(job: Job, process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def plain(body: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs each time, and without the fingerprint, which the path of the model is a part of."""
+    """Remove fields that differ in each run, and the fingerprint, which contains the model's path."""
     return {key: value for key, value in body.items() if key not in ("id", "created", "system_fingerprint")}
 
 
@@ -83,9 +83,7 @@ def until(is_so: Callable[[], bool], what: str, *, within_s: float = 60) -> None
         time.sleep(0.5)
 
 
-def test_all_pods_run_and_were_admitted_in_the_restricted_profile(
-    whole_stack: WholeStack, node_api: KubernetesApi
-) -> None:
+def test_all_pods_run_in_the_restricted_profile(whole_stack: WholeStack, node_api: KubernetesApi) -> None:
     assert whole_stack.deployment.stack.outputs()["service_namespace"].value == SERVICE
     for name in (SERVICE, JOBS):
         namespace = node_api.find("v1", "Namespace", name)
@@ -97,22 +95,22 @@ def test_all_pods_run_and_were_admitted_in_the_restricted_profile(
 
 
 def refused_pods(api: KubernetesApi, namespace: str) -> list[str]:
-    """What controllers tell of pods that the API server did not take. Kubelets try again by themselves what fails."""
+    """Return reports of controllers about refused pods. Kubelets retry failed work by themselves."""
     return [each["message"] for each in api.list("v1", "Event", namespace) if each["reason"] == "FailedCreate"]
 
 
-def test_a_preview_shows_no_change_while_everything_runs(whole_stack: WholeStack) -> None:
+def test_preview_shows_no_change_while_everything_runs(whole_stack: WholeStack) -> None:
     assert whole_stack.deployment.planned(refresh=True) == {}
 
 
-def test_drift_is_seen_by_a_refresh(whole_stack: WholeStack, node_api: KubernetesApi) -> None:
+def test_refresh_detects_drift(whole_stack: WholeStack, node_api: KubernetesApi) -> None:
     node_api.delete("policy/v1", "PodDisruptionBudget", "api", SERVICE)
     assert whole_stack.deployment.planned() == {}
     assert whole_stack.deployment.planned(refresh=True) == {"create": 1}
-    whole_stack.deployment.stack.up(refresh=True)
+    whole_stack.deployment.up(refresh=True)
 
 
-def test_the_state_has_no_secret_in_clear(whole_stack: WholeStack) -> None:
+def test_state_has_no_secret_in_clear_text(whole_stack: WholeStack) -> None:
     engine = whole_stack.deployment.engine
     files = [path for path in engine.directory.rglob("*") if path.is_file()]
     everything = b"\0".join(path.read_bytes() for path in files)
@@ -122,7 +120,7 @@ def test_the_state_has_no_secret_in_clear(whole_stack: WholeStack) -> None:
         assert base64.b64encode(secret.encode()).rstrip(b"=") not in everything
 
 
-def test_while_the_service_rolls_one_of_two_batches_is_cancelled_and_the_other_completes(
+def test_one_batch_is_cancelled_and_another_completes_during_a_rollout(
     whole_stack: WholeStack, node_api: KubernetesApi
 ) -> None:
     first = submit(whole_stack, LINES)
@@ -141,7 +139,7 @@ def test_while_the_service_rolls_one_of_two_batches_is_cancelled_and_the_other_c
 
 
 def keeps_what_it_has_and_its_rayjob_goes(stack: WholeStack, api: KubernetesApi, batch_id: str) -> None:
-    """Cancels a batch midway."""
+    """Cancel a batch while it is running."""
     wait(stack, batch_id, lambda batch: done(batch) > 0, within_s=STARTED_S, what="its first line")
     with stack.client() as client:
         client.batches.cancel(batch_id)
@@ -154,7 +152,7 @@ def keeps_what_it_has_and_its_rayjob_goes(stack: WholeStack, api: KubernetesApi,
 
 
 def templates(api: KubernetesApi) -> dict[str, Any]:
-    """The pods of each Deployment and StatefulSet, as they are to be."""
+    """Return the pod template of each Deployment and StatefulSet."""
     kinds = ("Deployment", "StatefulSet")
     return {
         each["metadata"]["name"]: each["spec"]["template"]
@@ -164,11 +162,11 @@ def templates(api: KubernetesApi) -> dict[str, Any]:
 
 
 def use_ray_image(stack: WholeStack, api: KubernetesApi, reference: str, *, jobs: dict[str, Any]) -> None:
-    """Changes the image of Ray, and what jobs may do; returns once nothing knows the old ones."""
+    """Change the image of Ray and the quota of jobs, and return when no process uses the old values."""
     images = stack.deployment.values["images"] | {"ray_cpu": {"image": reference}}
     stack.deployment.values |= {"images": images, "jobs": jobs}
-    stack.deployment.stack.up()
-    # A reconciler leads until it has gone, and launches jobs as it knows them.
+    stack.deployment.up()
+    # A reconciler leads until it has stopped, and launches jobs with the settings it has.
     until(lambda: not is_rolling(api), "the pods of before are gone", within_s=180)
 
 
@@ -176,12 +174,12 @@ def is_rolling(api: KubernetesApi) -> bool:
     return any("deletionTimestamp" in each["metadata"] for each in api.list("v1", "Pod", SERVICE))
 
 
-def test_a_batch_whose_image_is_missing_fails_within_minutes_and_says_so(
+def test_batch_with_missing_image_fails_within_minutes_with_the_reason(
     whole_stack: WholeStack, node_api: KubernetesApi, local_run: Callable[[], dict[str, Any]]
 ) -> None:
-    # It has the processors while this test only waits.
+    # It uses the processors while this test only waits.
     del local_run
-    # Since the test before.
+    # Running since the test before.
     assert whole_stack.deployment.values["images"]["ray_cpu"]["image"] == ABSENT
     batch_id = submit(whole_stack, chat_lines(3, tokens=4, name="imageless"))
     try:
@@ -196,10 +194,10 @@ def test_a_batch_whose_image_is_missing_fails_within_minutes_and_says_so(
     until(lambda: batch_id not in rayjobs(node_api), "its RayJob is gone")
 
 
-def test_the_answers_are_those_of_a_local_run(whole_stack: WholeStack, local_run: Callable[[], dict[str, Any]]) -> None:
+def test_answers_equal_those_of_a_local_run(whole_stack: WholeStack, local_run: Callable[[], dict[str, Any]]) -> None:
     with whole_stack.client() as client:
         (batch,) = [each for each in client.batches.list() if each.request_counts.total == len(LINES)]
     found = results(whole_stack, batch)
-    told = {each["custom_id"]: (each["response"]["status_code"], plain(each["response"]["body"])) for each in found}
-    assert len(found) == len(told) == len(LINES)
-    assert told == local_run()
+    answers = {each["custom_id"]: (each["response"]["status_code"], plain(each["response"]["body"])) for each in found}
+    assert len(found) == len(answers) == len(LINES)
+    assert answers == local_run()

@@ -1,4 +1,4 @@
-"""A run that is killed leaves much behind, refuses company, and is taken away by one command."""
+"""A killed run leaves much behind, blocks another run, and is removed by one command."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.cluster.node.real_cluster import real_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("root")]
 
-# Only what a node needs for itself.
+# Only images that a node itself needs.
 RUN = """
 import sys, time
 from pathlib import Path
@@ -33,7 +33,7 @@ with real_cluster(Path(sys.argv[1]), {name: images[name] for name in ("pause", "
 
 @pytest.fixture
 def crashed(programs: Path, images: Mapping[str, Image]) -> Iterator[Mapping[str, str]]:
-    """Kills a run; what the machine was like before it."""
+    """State of the machine before a run that was killed."""
     before = machine()
     command = [sys.executable, "-c", RUN, str(programs / "bin"), str(images["pause"].layout)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(Path.cwd())})
@@ -46,12 +46,12 @@ def crashed(programs: Path, images: Mapping[str, Image]) -> Iterator[Mapping[str
 
 
 def machine() -> dict[str, str]:
-    """The kernel's settings and network devices."""
+    """Return the kernel settings and network devices."""
     settings = {name: sysctl(name).read_text() for name in KERNEL if sysctl(name).exists()}
     return settings | {path.name: "network device" for path in Path("/sys/class/net").iterdir()}
 
 
-def test_what_a_killed_run_left_is_taken_away_by_one_command(crashed: Mapping[str, str], programs: Path) -> None:
+def test_one_command_removes_the_remains_of_a_killed_run(crashed: Mapping[str, str], programs: Path) -> None:
     left = " ".join(leftovers())
     assert all(kind in left for kind in ("process", "network device", "iptables chain KUBE-", "cgroup", "directory"))
     with pytest.raises(HostError, match="make cluster-down"), real_cluster(programs / "bin", {}):
@@ -61,7 +61,7 @@ def test_what_a_killed_run_left_is_taken_away_by_one_command(crashed: Mapping[st
     assert machine() == crashed
 
 
-def test_what_another_boot_has_left_changes_no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_record_of_an_earlier_boot_changes_no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     record = tmp_path / "before.json"
     record.write_text(json.dumps({"boot": "another", "directories": [], "kernel": {"net.of.a.module": "0"}}))
     monkeypatch.setattr(host, "_RECORD", record)
@@ -69,7 +69,7 @@ def test_what_another_boot_has_left_changes_no_settings(monkeypatch: pytest.Monk
     remove_everything()
 
 
-def test_a_machine_with_a_kubelet_is_left_alone(programs: Path) -> None:
+def test_cluster_does_not_start_beside_a_kubelet(programs: Path) -> None:
     with subprocess.Popen(["kubelet", "60"], executable="/bin/sleep") as other:
         try:
             with pytest.raises(HostError, match=f"process {other.pid}"), real_cluster(programs / "bin", {}):
@@ -78,12 +78,12 @@ def test_a_machine_with_a_kubelet_is_left_alone(programs: Path) -> None:
             other.kill()
 
 
-def test_programs_that_are_not_built_are_named(tmp_path: Path) -> None:
+def test_missing_programs_are_named(tmp_path: Path) -> None:
     with pytest.raises(HostError, match=r"lacks etcd.*python -m tests\.cluster\.build"), real_cluster(tmp_path, {}):
         pass
 
 
-def test_only_our_chains_and_what_leads_to_them_are_removed() -> None:
+def test_only_our_chains_and_the_rules_that_jump_to_them_are_removed() -> None:
     saved = [
         "*filter",
         ":FORWARD DROP [0:0]",

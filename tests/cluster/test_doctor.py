@@ -1,4 +1,4 @@
-"""``cloister doctor`` before a real API server: what it asks there is answered, and what is broken is told."""
+"""Findings of ``cloister doctor`` on a real API server."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from infra.manifests import manifests
-from infra.render import record_stack
+from infra.rendering.manifests import manifests
+from infra.rendering.render import record_stack
 from ray_job.contract.rayjobs import template_key
-from service.cli.doctor.cluster import Wanted, cluster_findings
-from service.cli.doctor.cluster_api import ClusterApi, open_kubeconfig
-from service.cli.doctor.findings import Finding, Result
-from service.cli.doctor.launcher import judge_rights, launcher
+from service.doctor.backends import check_launcher, check_rights
+from service.doctor.cluster import check_cluster
+from service.doctor.cluster_api import ClusterApi, open_kubeconfig
+from service.doctor.findings import Finding, Result
 from service.model_catalogue import load_catalogue
 from service.settings import read_settings
 from tests.cluster.api import KubernetesApi
@@ -29,14 +29,14 @@ DENY = ("networking.k8s.io/v1", "NetworkPolicy", "default-deny")
 
 @pytest.fixture
 def look(cluster: ControlPlane) -> Look:
-    """What the administrator finds, by check."""
+    """Return the findings of an administrator, by check."""
     doctor = ClusterApi(open_kubeconfig(cluster.kubeconfig, "admin"))
-    return lambda: {each.check: each for each in cluster_findings(doctor, Wanted(namespace=SERVICE, storage_class=""))}
+    return lambda: {each.check: each for each in check_cluster(doctor, namespace=SERVICE, storage_class="")}
 
 
 @pytest.fixture
 def made(api: KubernetesApi) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Makes objects, and takes them away again."""
+    """Create objects, and delete them after the test."""
     bodies: list[dict[str, Any]] = []
 
     def make(body: dict[str, Any]) -> None:
@@ -68,18 +68,18 @@ def operator() -> dict[str, Any]:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
 
 
-def test_before_a_stack_is_there_the_cluster_is_looked_at(look: Look) -> None:
+def test_cluster_is_checked_before_the_first_stack(look: Look) -> None:
     found = look()
     assert found["Kubernetes"].result in {Result.OK, Result.NOT_CHECKED}
     assert found["permissions"].result == Result.OK
     assert found["KubeRay's definitions"].result == Result.OK
-    assert found["the stack"].message == f"there is no namespace {SERVICE}; `pulumi up` makes it"
+    assert found["the stack"].message == f"there is no namespace {SERVICE}; `pulumi up` creates it"
 
 
-def test_a_storage_class_is_missed_until_one_is_the_default(
+def test_default_storage_class_is_required(
     look: Look, made: Callable[[dict[str, Any]], None], cluster: ControlPlane
 ) -> None:
-    assert "There is none at all" in look()["storage class"].message
+    assert "The cluster has none" in look()["storage class"].message
     metadata = {"name": "fast", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
     made(
         {
@@ -91,30 +91,32 @@ def test_a_storage_class_is_missed_until_one_is_the_default(
     )
     assert look()["storage class"].message == "fast is the default, by example.com/a"
     doctor = ClusterApi(open_kubeconfig(cluster.kubeconfig, ""))
-    found = {each.check: each for each in cluster_findings(doctor, Wanted(namespace="", storage_class="slow"))}
-    assert found["storage class"].message == "there is no slow. There are: fast"
+    found = {each.check: each for each in check_cluster(doctor, namespace="", storage_class="slow")}
+    assert found["storage class"].message == "there is no slow. The cluster has: fast"
 
 
-def test_a_cluster_without_metrics_and_operator_says_what_to_install(
+def test_missing_metrics_and_operator_are_reported_with_advice(
     look: Look, made: Callable[[dict[str, Any]], None]
 ) -> None:
     found = look()
     assert found["metrics"].message.endswith("Install metrics-server")
     assert "`kuberay.install: helm`" in found["KubeRay's operator"].message
     made(operator())
-    assert look()["KubeRay's operator"].message.startswith("default/kuberay-operator 1.6.1: no pod of it is available")
+    assert look()["KubeRay's operator"].message.startswith(
+        "default/kuberay-operator 1.6.1: none of its pods is available"
+    )
 
 
 @pytest.mark.usefixtures("deployed")
-def test_the_namespaces_of_a_stack_are_found_closed(look: Look) -> None:
+def test_namespaces_of_a_stack_are_restricted(look: Look) -> None:
     found = look()
     for namespace in (SERVICE, JOBS):
         assert found[f"pod security of {namespace}"].message == "restricted: a privileged pod is refused (dry run)"
-        assert "default-deny among them" in found[f"network policies of {namespace}"].message
+        assert "including default-deny" in found[f"network policies of {namespace}"].message
 
 
 @pytest.mark.usefixtures("deployed")
-def test_a_namespace_that_somebody_opened_is_told(look: Look, api: KubernetesApi) -> None:
+def test_relaxed_namespace_is_a_failure(look: Look, api: KubernetesApi) -> None:
     profile = "pod-security.kubernetes.io/enforce"
     policy = api.find(*DENY, JOBS)
     assert policy is not None
@@ -126,21 +128,19 @@ def test_a_namespace_that_somebody_opened_is_told(look: Look, api: KubernetesApi
         label(api, "Namespace", SERVICE, **{profile: "restricted"})
         metadata = {"name": "default-deny", "namespace": JOBS}
         api.create({"apiVersion": DENY[0], "kind": DENY[1], "metadata": metadata, "spec": policy["spec"]})
-    assert "says baseline, not restricted" in found[f"pod security of {SERVICE}"].message
+    assert "is baseline, not restricted" in found[f"pod security of {SERVICE}"].message
     assert found[f"network policies of {JOBS}"].result == Result.FAILED
 
 
 @pytest.mark.usefixtures("deployed")
-def test_a_deployment_whose_pods_do_not_come_is_told_with_the_reason(
-    look: Look, made: Callable[[dict[str, Any]], None]
-) -> None:
+def test_deployment_without_ready_pods_is_a_failure(look: Look, made: Callable[[dict[str, Any]], None]) -> None:
     made(of_the_stack("Deployment", "reconciler"))
     found = look()
     assert found["Deployment reconciler"].message.startswith("0 of 2 pods are ready")
 
 
 @pytest.mark.usefixtures("deployed")
-def test_a_gpu_node_without_a_device_plugin_is_told(look: Look, api: KubernetesApi) -> None:
+def test_gpu_node_without_a_device_plugin_is_a_failure(look: Look, api: KubernetesApi) -> None:
     add_node(api, "gpu-1", {"cpu": "8", "memory": "32Gi"})
     try:
         label(api, "Node", "gpu-1", **{"cloister.dev/pool": "v100"})
@@ -151,9 +151,9 @@ def test_a_gpu_node_without_a_device_plugin_is_told(look: Look, api: KubernetesA
     assert found["node pool cpu"].message.startswith("no node has the label cloister.dev/pool=cpu")
 
 
-def test_a_user_with_few_rights_is_told_what_he_lacks(deployed: Deployed) -> None:
+def test_missing_permissions_of_a_user_are_listed(deployed: Deployed) -> None:
     doctor = ClusterApi(open_kubeconfig(deployed.reconciler, ""))
-    found = {each.check: each for each in cluster_findings(doctor, Wanted(namespace=SERVICE, storage_class=""))}
+    found = {each.check: each for each in check_cluster(doctor, namespace=SERVICE, storage_class="")}
     assert "create, patch, delete of configmaps, " in found["permissions"].message
     assert f"patch of rayjobs.ray.io in {JOBS}" in found["permissions"].message
     assert found["node pools"].result == Result.NOT_CHECKED
@@ -162,7 +162,7 @@ def test_a_user_with_few_rights_is_told_what_he_lacks(deployed: Deployed) -> Non
 
 @pytest.fixture
 def launching(deployed: Deployed, tmp_path: Path) -> dict[str, str]:
-    """The settings of the reconciler, as far as the launcher needs them."""
+    """Settings of the reconciler that the launcher needs."""
     models, templates = tmp_path / "models.yaml", tmp_path / "templates"
     models.write_text(of_the_stack("ConfigMap", "models")["data"]["models.yaml"])
     templates.mkdir()
@@ -178,20 +178,20 @@ def launching(deployed: Deployed, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_the_launcher_has_its_rights_and_the_cluster_takes_its_rayjobs(
+def test_launcher_has_its_permissions_and_its_rayjobs_are_accepted(
     launching: dict[str, str], api: KubernetesApi
 ) -> None:
     settings = read_settings(launching)
-    found = list(launcher(settings, load_catalogue(settings.models_path), launching))
+    found = list(check_launcher(settings, load_catalogue(settings.models_path), launching))
     assert [(each.check, each.result) for each in found] == [
         ("launcher's rights", Result.OK), (f"RayJob of the model {MODEL}", Result.OK)
     ]  # fmt: skip
     assert api.list("ray.io/v1", "RayJob", JOBS) == []
 
 
-def test_an_account_with_too_few_or_too_many_rights_is_no_launchers(deployed: Deployed, cluster: ControlPlane) -> None:
-    few = judge_rights(ClusterApi(open_kubeconfig(deployed.reconciler, "")), SERVICE)
+def test_account_with_missing_or_excess_permissions_is_a_failure(deployed: Deployed, cluster: ControlPlane) -> None:
+    (few,) = check_rights(ClusterApi(open_kubeconfig(deployed.reconciler, "")), SERVICE)
     assert "may not create rayjobs.ray.io" in few.message
-    many = judge_rights(ClusterApi(open_kubeconfig(cluster.kubeconfig, "")), JOBS)
+    (many,) = check_rights(ClusterApi(open_kubeconfig(cluster.kubeconfig, "")), JOBS)
     assert many.result == Result.FAILED
     assert "create pods/exec" in many.message

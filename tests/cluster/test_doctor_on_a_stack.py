@@ -1,4 +1,4 @@
-"""``cloister doctor`` as the owner of a running stack calls it: cluster, pods and a batch, in one command."""
+"""``cloister doctor`` on a running stack: cluster, pods and a batch, in one command."""
 
 import json
 import os
@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.doctor.findings import Result
+from service.doctor.findings import Result
 from tests.cluster.deployed import MODEL, SERVICE
 from tests.cluster.running_batches import RunningBatches
 from tests.cluster.whole_stack import WholeStack
 
 pytestmark = pytest.mark.cluster
 
-# What this machine has not: metrics-server, and anything that enforces network policies.
+# The test machine has no metrics-server and enforces no network policies.
 MISSING_HERE = {"metrics", "network policies"}
 
 
-def test_the_doctor_finds_nothing_but_what_this_machine_has_not(
+def test_only_the_limits_of_the_test_machine_are_failures(
     whole_stack: WholeStack, programs: Path, batches: RunningBatches
 ) -> None:
-    # Two batches at once, both of which complete: the faults are the other one's.
+    # Another batch runs at the same time, and both complete.
     batches.begin()
     environment = {
         **os.environ,
@@ -55,6 +55,6 @@ def test_the_doctor_finds_nothing_but_what_this_machine_has_not(
         ("in a pod of api", "object store"),
         ("as a client of the API", f"batch of one line, model {MODEL}"),
     } <= right
-    open_ways = {each["from"] for each in found if "policies are not enforced" in each["message"]}
-    assert open_ways == {"in a pod of reconciler", "in a pod of api"}
+    not_enforced = {each["from"] for each in found if "policies are not enforced" in each["message"]}
+    assert not_enforced == {"in a pod of reconciler", "in a pod of api"}
     assert done.returncode == 1

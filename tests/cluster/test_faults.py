@@ -1,7 +1,7 @@
-"""A batch runs, and everything under it goes away once: it goes on each time, and in the end it has every line once.
+"""Faults during a batch: every component fails once, the batch continues, and in the end it has every line once.
 
-The tests are in the order of the faults. Each waits until the batch has got further, and its failure names the fault.
-On a fast machine the batch may be nearly through before the last fault: then another takes its place.
+The tests follow the order of the faults. Each waits until the batch has made progress, and its failure names the fault.
+On a fast machine the batch may nearly be finished before the last fault; then another batch takes its place.
 """
 
 import logging
@@ -23,11 +23,11 @@ from tests.cluster.whole_stack import WholeStack
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(1800),
-    # Pulumi's Automation API leaves the event loop of a program that failed for the garbage collector.
+    # Pulumi's Automation API leaves the event loop of a failed program to the garbage collector.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-# Lines that may be committed and not told of when a fault comes; more than these are new.
+# Lines that may be committed but not reported when a fault happens; more than these are new.
 IN_FLIGHT = 64
 RECOVERED_S = 500
 HEAD = {"ray.io/node-type": "head"}
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def survived(stack: WholeStack, api: KubernetesApi, batches: RunningBatches, fault: str) -> Iterator[None]:
-    """Around a fault: a batch was running before, and gets further after it."""
+    """Expect a running batch before a fault, and progress of it afterwards."""
     batch_id = batches.running()
     began = time.monotonic()
     yield
@@ -63,7 +63,7 @@ def _what_is_wrong(api: KubernetesApi) -> Iterator[str]:
 
 
 def delete_pods(api: KubernetesApi, namespace: str, labels: dict[str, str]) -> None:
-    """Deletes all pods with these labels, and waits until they are gone."""
+    """Delete all pods with these labels, and wait until they are gone."""
     pods = [
         pod["metadata"]
         for pod in api.list("v1", "Pod", namespace)
@@ -80,7 +80,7 @@ def delete_pods(api: KubernetesApi, namespace: str, labels: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("component", ["api", "reconciler", "database"])
-def test_pods_of_the_service_are_deleted(
+def test_batch_survives_deletion_of_service_pods(
     component: str, whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     with survived(whole_stack, node_api, batches, f"all pods of {component} were deleted"):
@@ -89,11 +89,13 @@ def test_pods_of_the_service_are_deleted(
     wait_until_available(node_api, "reconciler", SERVICE)
 
 
-def test_the_kubelet_is_restarted(whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches) -> None:
+def test_batch_survives_restart_of_the_kubelet(
+    whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
+) -> None:
     with survived(whole_stack, node_api, batches, "the kubelet of node-2 was restarted"):
         before = uids_of_pods(node_api)
         whole_stack.cluster.nodes["node-2"].restart_kubelet(node_api)
-    # None was made anew; a fast batch may be over.
+    # No other batch was created; a fast batch may be over.
     assert uids_of_pods(node_api) <= before
 
 
@@ -102,14 +104,14 @@ def uids_of_pods(api: KubernetesApi) -> set[str]:
 
 
 @pytest.mark.parametrize("labels", [WORKER, HEAD], ids=["worker", "head"])
-def test_a_pod_of_ray_is_deleted(
+def test_batch_survives_deletion_of_a_ray_pod(
     labels: dict[str, str], whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     with survived(whole_stack, node_api, batches, f"the pod of Ray with {labels} was deleted"):
         delete_pods(node_api, JOBS, labels)
 
 
-def test_the_node_is_cordoned_and_deleted(
+def test_batch_survives_deletion_of_its_node(
     whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     node = whole_stack.cluster.nodes["node-2"]
@@ -121,11 +123,11 @@ def test_the_node_is_cordoned_and_deleted(
         node_api.wait_until_gone("v1", "Node", "node-2", within_s=60)
         node.start_kubelet()
         wait_until_node_ready(node_api, "node-2")
-        # The label of its pool went with it; this is what docs/operate.md says to do.
-        whole_stack.deployment.stack.up(refresh=True)
+        # The label of the pool was deleted with the node; docs/how-to/troubleshoot.md describes this repair.
+        whole_stack.deployment.up(refresh=True)
 
 
-def test_each_batch_has_every_line_once_and_tells_what_happened(
+def test_each_batch_has_every_line_once_and_events_of_its_faults(
     whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     assert batches.lines
@@ -134,14 +136,14 @@ def test_each_batch_has_every_line_once_and_tells_what_happened(
         assert batch.status == "completed"
         custom_ids = [each["custom_id"] for each in results(whole_stack, batch)]
         assert custom_ids == [f"line-{number}" for number in range(lines)]
-        told = [event.type for event in events(whole_stack, batch_id)]
-        assert {"batch.in_progress", "job.launched", "job.running"} <= set(told)
-        assert told[-1] == "batch.completed"
+        types = [event.type for event in events(whole_stack, batch_id)]
+        assert {"batch.in_progress", "job.launched", "job.running"} <= set(types)
+        assert types[-1] == "batch.completed"
         assert {"CreatedHeadPod", "CreatedWorkerPod"} <= reasons_of_events(node_api, batch_id)
 
 
 def reasons_of_events(api: KubernetesApi, batch_id: str) -> set[str]:
-    """Of all that Kubernetes tells of the batch's Ray clusters."""
+    """Return Kubernetes' events about the batch's Ray clusters."""
     jobs = [each for each in api.list("ray.io/v1", "RayJob", JOBS) if batch_of(each) == batch_id]
     clusters = {each["status"]["rayClusterName"] for each in jobs}
     return {each["reason"] for each in api.list("v1", "Event", JOBS) if each["involvedObject"]["name"] in clusters}

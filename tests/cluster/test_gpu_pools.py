@@ -1,7 +1,7 @@
-"""GPU pools from zero and back to zero, by the real operator, launcher, Ray autoscaler, scheduler and Karpenter.
+"""GPU pools from zero and back to zero, with the real operator, launcher, Ray autoscaler, scheduler and Karpenter.
 
-kwok plays the nodes, and Ray's processes run beside their pods. The v100 pool has one node of four GPUs, the a10g pool
-has those that Karpenter makes. The tests are in the order of three jobs' life.
+kwok simulates the nodes, and Ray's processes run beside their pods. The v100 pool has one node with four GPUs;
+Karpenter creates the nodes of the a10g pool. The tests follow the lives of three jobs.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.pools import GPU_RESOURCE, GPU_TAINT, POOL_LABEL
+from infra.capacity.pools import GPU_TAINT
+from ray_job.contract.cluster import GPU_RESOURCE, POOL_LABEL
 from ray_job.contract.job_spec import JobSpec
 from service.adapters.rayjob_status import WaitingPod, waiting_pods
 from tests.cluster.api import JsonObject, KubernetesApi
@@ -33,7 +34,7 @@ def stack(cluster: ControlPlane, api: KubernetesApi, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def heads(stack: GpuStack) -> dict[str, JsonObject]:
-    """The heads of all jobs, which run, by job id."""
+    """Running heads of all jobs by job id."""
     return {job.job_id: stack.launch(job) for job in (V100, V100_TOO, A10G)}
 
 
@@ -46,9 +47,7 @@ def running(pods: list[JsonObject]) -> bool:
     return bool(pods) and all(pod["status"]["phase"] == "Running" for pod in pods)
 
 
-def test_a_job_starts_on_the_cpu_pool_and_without_workers_on_gpus(
-    stack: GpuStack, heads: dict[str, JsonObject]
-) -> None:
+def test_job_starts_on_the_cpu_pool_without_gpu_workers(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
     assert heads.keys() == {V100.job_id, V100_TOO.job_id, A10G.job_id}
     for job in (V100, V100_TOO, A10G):
         assert {node_of(pod) for pod in stack.pods(job)} <= stack.nodes("cpu").keys()
@@ -62,37 +61,37 @@ def label_v100(stack: GpuStack, pool: str | None) -> None:
 
 
 def waits(stack: GpuStack, job: JobSpec) -> WaitingPod:
-    """What the launcher makes of a job's worker on V100s two hours after the scheduler said why it waits."""
+    """Return the launcher's status of a job whose V100 worker has been unschedulable for two hours."""
     eventually(lambda: any("conditions" in pod["status"] for pod in stack.pods(job, "v100")))
     (found,) = waiting_pods(stack.pods(job, "v100"), datetime.now(UTC) + timedelta(hours=2))
     return found
 
 
-def test_where_its_pool_has_no_node_a_worker_is_stuck(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
+def test_worker_is_stuck_while_its_pool_has_no_node(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
     label_v100(stack, None)
     stack.scale(heads[V100.job_id], "v100", 1)
     assert waits(stack, V100).is_stuck
 
 
-def test_a_worker_on_v100s_gets_a_node_of_its_own_pool(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
+def test_v100_worker_gets_a_node_of_its_pool(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
     assert V100.job_id in heads
     label_v100(stack, "v100")
     eventually(lambda: running(stack.pods(V100, "v100")))
     assert [node_of(pod) for pod in stack.pods(V100, "v100")] == list(stack.nodes("v100"))
 
 
-def test_where_its_pool_is_full_a_worker_waits_and_says_so(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
+def test_worker_waits_with_the_reason_while_its_pool_is_full(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
     stack.scale(heads[V100_TOO.job_id], "v100", 1)
     assert not waits(stack, V100_TOO).is_stuck
-    told = eventually(lambda: stack.launcher.status(V100_TOO.job_id).message)
-    assert told.startswith("v100 pod")
-    assert f"1 Insufficient {GPU_RESOURCE}" in told
+    message = eventually(lambda: stack.launcher.status(V100_TOO.job_id).message)
+    assert message.startswith("v100 pod")
+    assert f"1 Insufficient {GPU_RESOURCE}" in message
     assert [node_of(pod) for pod in stack.pods(V100_TOO, "v100")] == [None]
     # Karpenter has no machine for it: A10Gs are no V100s.
     assert stack.nodes("a10g") == {}
 
 
-def test_autoscalers_make_a_worker_and_a_node_for_it_and_take_the_worker_away(
+def test_autoscalers_add_a_worker_with_a_node_and_remove_the_worker(
     stack: GpuStack, heads: dict[str, JsonObject]
 ) -> None:
     with RayPods(stack.cluster, stack.api, heads[A10G.job_id]) as ray:
@@ -103,12 +102,12 @@ def test_autoscalers_make_a_worker_and_a_node_for_it_and_take_the_worker_away(
             assert node_of(worker) == node["metadata"]["name"]
             assert GPU_TAINT in node["spec"]["taints"]
             ray.join(worker)
-        # The worker has nothing to do any more.
+        # The worker is idle.
         eventually(lambda: not stack.pods(A10G, "a10g"))
     assert {pod["metadata"]["labels"]["ray.io/group"] for pod in stack.pods(A10G)} == {"headgroup", "cpu"}
 
 
-def test_a_job_that_is_stopped_makes_room_for_the_one_that_waits(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
+def test_stopped_job_makes_room_for_a_waiting_job(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
     assert V100.job_id in heads
     stack.launcher.stop(V100.job_id)
     eventually(lambda: running(stack.pods(V100_TOO, "v100")))
@@ -116,7 +115,7 @@ def test_a_job_that_is_stopped_makes_room_for_the_one_that_waits(stack: GpuStack
     stack.launcher.stop(V100_TOO.job_id)
 
 
-def test_the_autoscaler_beside_a_head_may_scale_and_nothing_more(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
+def test_autoscaler_beside_a_head_can_only_scale(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
     asked: list[tuple[str, str, str, str]] = [
         ("", "pods", "create", JOBS),
         ("", "pods", "list", SERVICE),
@@ -132,7 +131,7 @@ def test_the_autoscaler_beside_a_head_may_scale_and_nothing_more(stack: GpuStack
         assert [each for each in asked if own.may(*each)] == []
 
 
-def test_a_stopped_job_leaves_no_pod_and_no_node(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
+def test_stopped_job_leaves_no_pod_and_no_node(stack: GpuStack, heads: dict[str, JsonObject]) -> None:
     assert A10G.job_id in heads
     stack.launcher.stop(A10G.job_id)
     eventually(lambda: not stack.pods(V100_TOO) + stack.pods(A10G))

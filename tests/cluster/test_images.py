@@ -1,4 +1,4 @@
-"""What is in the images of the whole cluster, read from their files, and how a containerd gets them."""
+"""Content of the cluster's images, read from their files, and their import into containerd."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.images.build import IMAGES, built_images
+from tests.cluster.images.build import built_images
 from tests.cluster.images.buildah import ImageBuildError, require_programs, require_room
 from tests.cluster.images.containerd import containerd_for_images
 from tests.cluster.images.image import Image, images_in, remove_replaced_images
@@ -20,7 +20,7 @@ from tests.cluster.images.unpacking import link_unpacked, unpack
 
 pytestmark = pytest.mark.cluster
 
-LANES = ("service", "ray-cpu")
+IMAGES = ("service", "ray-cpu")
 COMPILERS = {f"usr/bin/{name}" for name in ("cc", "c++", "gcc", "g++", "clang")}
 INSTALLERS = re.compile(r"^opt/uv|^root/\.cache/uv/|^src/|/bin/(uvx?|pip[\d.]*)$|site-packages/pip/")
 LABELS = ("title", "description", "licenses", "version", "revision", "created", "base.name")
@@ -41,9 +41,7 @@ def paths(image: Image) -> set[str]:
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_a_reference_is_the_digest_of_the_manifest_and_every_blob_is_there(
-    images: Mapping[str, Image], name: str
-) -> None:
+def test_reference_is_the_manifest_digest_and_every_blob_exists(images: Mapping[str, Image], name: str) -> None:
     image = images[name]
     parts = [image.manifest()["config"], *image.manifest()["layers"]]
 
@@ -53,7 +51,7 @@ def test_a_reference_is_the_digest_of_the_manifest_and_every_blob_is_there(
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_an_image_runs_as_a_numbered_user_that_is_not_root(images: Mapping[str, Image], name: str) -> None:
+def test_image_runs_as_a_numeric_user_other_than_root(images: Mapping[str, Image], name: str) -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", images[name].configuration()["config"]["User"])
 
 
@@ -62,23 +60,21 @@ def test_no_image_has_a_compiler(images: Mapping[str, Image], name: str) -> None
     assert not COMPILERS & paths(images[name])
 
 
-@pytest.mark.parametrize("name", LANES)
-def test_an_image_of_the_project_has_its_packages_and_nothing_that_installs_packages(
-    images: Mapping[str, Image], name: str
-) -> None:
+@pytest.mark.parametrize("name", IMAGES)
+def test_project_image_has_its_packages_and_no_installer(images: Mapping[str, Image], name: str) -> None:
     found = paths(images[name])
 
     assert "opt/cloister/bin/python" in found
     assert not [path for path in found if INSTALLERS.search(path)]
 
 
-@pytest.mark.parametrize("name", LANES)
-def test_an_image_of_the_project_says_what_it_is_built_of(images: Mapping[str, Image], name: str) -> None:
+@pytest.mark.parametrize("name", IMAGES)
+def test_project_image_has_labels_with_its_origin(images: Mapping[str, Image], name: str) -> None:
     labels = images[name].configuration()["config"]["Labels"]
 
-    told = {label: labels[f"org.opencontainers.image.{label}"] for label in LABELS}
-    assert not {"", "unknown"} & set(told.values())
-    assert "@sha256:" in told["base.name"]
+    origin = {label: labels[f"org.opencontainers.image.{label}"] for label in LABELS}
+    assert not {"", "unknown"} & set(origin.values())
+    assert "@sha256:" in origin["base.name"]
 
 
 @pytest.mark.parametrize(("name", "module"), [("service", "service/api/__main__"), ("ray-cpu", "ray_job/__main__")])
@@ -91,7 +87,7 @@ def test_code_is_a_small_layer_on_top_of_the_packages(images: Mapping[str, Image
     assert sources.stat().st_size < 10_000_000 < packages.stat().st_size
 
 
-def test_code_is_compiled_already(images: Mapping[str, Image]) -> None:
+def test_code_is_compiled(images: Mapping[str, Image]) -> None:
     found = paths(images["ray-cpu"])
 
     sources = [Path(path) for path in found if re.search(r"site-packages/(ray_job|ray|vllm)/\w+\.py$", path)]
@@ -101,26 +97,26 @@ def test_code_is_compiled_already(images: Mapping[str, Image]) -> None:
 
 @pytest.fixture
 def near(images: Mapping[str, Image]) -> Iterator[Path]:
-    """A directory beside the images: their files can be linked there."""
+    """Directory on the file system of the images, where their files can be linked."""
     with tempfile.TemporaryDirectory(dir=images["pause"].layout.parent, prefix="containerd-") as directory:
         yield Path(directory)
 
 
 @pytest.fixture
 def containerd(near: Path) -> Iterator[Path]:
-    """The socket of a containerd whose files are there."""
+    """Socket of a containerd with its data on that file system."""
     with containerd_for_images(near) as socket:
         yield socket
 
 
-def test_an_imported_image_is_found_by_its_digest(containerd: Path, images: Mapping[str, Image]) -> None:
+def test_imported_image_is_found_by_its_digest(containerd: Path, images: Mapping[str, Image]) -> None:
     for _ in range(2):
         import_image(images["versitygw"], socket=containerd)
 
     assert known_images(containerd) == {images["versitygw"].reference}
 
 
-def test_an_imported_image_is_linked_and_not_copied(containerd: Path, near: Path, images: Mapping[str, Image]) -> None:
+def test_imported_image_is_linked_instead_of_copied(containerd: Path, near: Path, images: Mapping[str, Image]) -> None:
     import_image(images["pause"], socket=containerd)
 
     store = near / "io.containerd.content.v1.content/blobs"
@@ -128,7 +124,7 @@ def test_an_imported_image_is_linked_and_not_copied(containerd: Path, near: Path
         assert (store / digest.replace(":", "/")).samefile(path)
 
 
-def test_an_image_is_copied_to_another_file_system(images: Mapping[str, Image]) -> None:
+def test_image_is_copied_to_another_file_system(images: Mapping[str, Image]) -> None:
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm", prefix="containerd-") as directory,
         containerd_for_images(Path(directory)) as socket,
@@ -138,7 +134,7 @@ def test_an_image_is_copied_to_another_file_system(images: Mapping[str, Image]) 
         assert known_images(socket) == {images["pause"].reference}
 
 
-def test_what_is_unpacked_once_is_linked_for_each_containerd(near: Path, images: Mapping[str, Image]) -> None:
+def test_unpacked_images_are_linked_for_each_containerd(near: Path, images: Mapping[str, Image]) -> None:
     unpack([images["pause"], images["coredns"]], near)
     before = (near / "unpacked").stat().st_mtime_ns
     unpack([images["coredns"], images["pause"]], near)
@@ -157,7 +153,7 @@ def test_what_is_unpacked_once_is_linked_for_each_containerd(near: Path, images:
     assert not any(path.samefile(near / "first" / path.relative_to(source)) for path in databases)
 
 
-def test_what_a_killed_run_has_unpacked_in_part_is_unpacked_anew(near: Path, images: Mapping[str, Image]) -> None:
+def test_partly_unpacked_images_are_unpacked_again(near: Path, images: Mapping[str, Image]) -> None:
     unpack([images["pause"]], near)
     (near / "unpacked/references.json").unlink()
     in_part = near / "unpacked/containerd/in-part"
@@ -168,14 +164,14 @@ def test_what_a_killed_run_has_unpacked_in_part_is_unpacked_anew(near: Path, ima
         assert ctr(socket, "images", "check", "--quiet").split() == [images["pause"].reference]
 
 
-def test_an_image_that_another_has_replaced_is_no_longer_unpacked(near: Path, images: Mapping[str, Image]) -> None:
+def test_replaced_image_is_removed_from_the_unpacked_images(near: Path, images: Mapping[str, Image]) -> None:
     unpack([images["pause"], images["coredns"]], near)
     assert list((near / "unpacked").rglob("coredns"))
     unpack([images["pause"]], near)
     assert not list((near / "unpacked").rglob("coredns"))
 
 
-def test_a_fingerprint_changes_with_a_text_a_file_and_a_name_and_not_with_bytecode(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_texts_files_and_names_but_not_on_bytecode(tmp_path: Path) -> None:
     (tmp_path / "sources/__pycache__").mkdir(parents=True)
     file = tmp_path / "sources/a.py"
     file.write_text("1")
@@ -191,7 +187,7 @@ def test_a_fingerprint_changes_with_a_text_a_file_and_a_name_and_not_with_byteco
     assert fingerprint("text", tmp_path / "sources") != first
 
 
-def test_an_image_is_built_again_when_it_is_gone_or_made_of_something_else(tmp_path: Path) -> None:
+def test_missing_or_changed_image_is_built_again(tmp_path: Path) -> None:
     marks, built = Marks(tmp_path / "built"), list[str]()
 
     marks.build("a", "one", lambda: built.append("first"), there=False)
@@ -202,7 +198,7 @@ def test_an_image_is_built_again_when_it_is_gone_or_made_of_something_else(tmp_p
     assert built == ["first", "gone", "changed"]
 
 
-def test_an_image_whose_build_failed_is_built_again(tmp_path: Path) -> None:
+def test_image_is_built_again_after_a_failed_build(tmp_path: Path) -> None:
     marks, built = Marks(tmp_path / "built"), list[str]()
 
     with pytest.raises(ZeroDivisionError):
@@ -212,7 +208,7 @@ def test_an_image_whose_build_failed_is_built_again(tmp_path: Path) -> None:
     assert built == ["again"]
 
 
-def test_blobs_of_images_that_were_built_anew_are_removed(images: Mapping[str, Image], tmp_path: Path) -> None:
+def test_blobs_of_replaced_images_are_removed(images: Mapping[str, Image], tmp_path: Path) -> None:
     layout = tmp_path / "layout"
     pause = images["pause"]
     (layout / "blobs/sha256").mkdir(parents=True)
@@ -230,21 +226,21 @@ def test_blobs_of_images_that_were_built_anew_are_removed(images: Mapping[str, I
     assert images_in(layout)["a"].digest == pause.digest
 
 
-def test_what_images_are_built_with_is_named_where_it_is_missing(
+def test_missing_build_program_is_named(
     images: Mapping[str, Image], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    del images  # a machine that has built them has what this test takes away
+    del images  # on a machine that has built images, the tools that this test hides exist
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(ImageBuildError, match="apt-get install buildah containerd debootstrap"):
         require_programs()
 
 
-def test_a_disk_that_is_too_small_is_named_before_anything_is_built(tmp_path: Path) -> None:
+def test_full_disk_is_reported_before_a_build(tmp_path: Path) -> None:
     with pytest.raises(ImageBuildError, match=r"1000000 GB must be free at .*, and [0-9]+ GB are"):
         require_room(tmp_path, 1_000_000)
 
 
-def test_images_that_are_not_built_are_named_with_what_builds_them(tmp_path: Path) -> None:
+def test_missing_images_are_named_with_the_build_command(tmp_path: Path) -> None:
     with pytest.raises(ImageBuildError, match=r"pause, .*ray-cpu is in .*: python -m tests.cluster.images.build"):
         built_images(tmp_path)

@@ -1,4 +1,4 @@
-"""The KubeRay launcher with the service account that the stack gives it, before a real API server."""
+"""KubeRay launcher with the service account of the stack, on a real API server."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -59,19 +59,17 @@ def until(done: Callable[[], bool], *, within_s: float = 20) -> None:
         time.sleep(0.05)
 
 
-def test_the_launcher_may_do_what_it_must(deployed: Deployed) -> None:
+def test_launcher_has_the_rights_that_it_needs(deployed: Deployed) -> None:
     with KubernetesApi(deployed.reconciler) as own:
         assert [asked for asked in ALLOWED if not own.may(*asked)] == []
 
 
-def test_the_launcher_may_do_nothing_more(deployed: Deployed) -> None:
+def test_launcher_has_no_other_rights(deployed: Deployed) -> None:
     with KubernetesApi(deployed.reconciler) as own:
         assert [asked for asked in FORBIDDEN if own.may(*asked)] == []
 
 
-def test_a_rayjob_is_made_once_however_often_it_is_launched(
-    launcher: KubeRayLauncher, deployed: Deployed, api: KubernetesApi
-) -> None:
+def test_repeated_launches_create_one_rayjob(launcher: KubeRayLauncher, deployed: Deployed, api: KubernetesApi) -> None:
     launcher.launch(job_spec(1))
     launcher.launch(job_spec(1))
     with KubeRayLauncher(RayJobsApi(open_client(deployed.reconciler), JOBS), deployed.templates) as after_a_restart:
@@ -81,7 +79,7 @@ def test_a_rayjob_is_made_once_however_often_it_is_launched(
     assert launcher.status(job_spec(1).job_id).state == JobState.PENDING
 
 
-def test_a_change_of_the_status_is_seen_by_the_watch(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
+def test_watch_reports_status_changes(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
     launcher.launch(job_spec(2))
     name = "batch-00000000000000000000000000000002-1"
     until(lambda: launcher.status(job_spec(2).job_id).state == JobState.PENDING)
@@ -91,15 +89,15 @@ def test_a_change_of_the_status_is_seen_by_the_watch(launcher: KubeRayLauncher, 
     until(lambda: launcher.status(job_spec(2).job_id).state == JobState.RUNNING)
 
 
-def test_a_stopped_job_is_missing_once_its_rayjob_is_gone(launcher: KubeRayLauncher) -> None:
+def test_stopped_job_is_missing_after_its_rayjob_is_deleted(launcher: KubeRayLauncher) -> None:
     launcher.launch(job_spec(3))
     launcher.stop(job_spec(3).job_id)
-    # The garbage collector looks every 30 s for kinds that are new in a cluster; before that it ends no deletion.
+    # The garbage collector discovers new kinds every 30 s and completes no deletion before.
     until(lambda: launcher.status(job_spec(3).job_id).state == JobState.MISSING, within_s=90)
     launcher.stop(job_spec(3).job_id)
 
 
-def test_what_the_launcher_reads_is_of_its_own_namespace(deployed: Deployed, rayjobs: RayJobsApi) -> None:
+def test_launcher_reads_its_own_namespace_only(deployed: Deployed, rayjobs: RayJobsApi) -> None:
     assert rayjobs.pods("Pending") == []
     with pytest.raises(LauncherError, match="403"):
         RayJobsApi(open_client(deployed.reconciler), SERVICE).list_all()

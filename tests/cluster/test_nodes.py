@@ -1,4 +1,4 @@
-"""What a stack says of nodes by server-side apply, and who else says something of their taints."""
+"""Labels and taints that a stack sets on nodes by server-side apply, beside other owners of taints."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from infra.node_pools import node_patch
-from infra.pools import NodePool
+from infra.capacity.pools import NodePool
+from infra.shared_platform.node_pools import node_patch
+from ray_job.contract.accelerators import ACCELERATORS
 from tests.cluster.api import ApiError, KubernetesApi
 from tests.cluster.nodes import add_node, set_ready, wait_until_untainted
 
 pytestmark = pytest.mark.cluster
 
-POOL = NodePool(name="v100", nodes=("gpu-1",), cpus=8, memory_gib=32, gpus_per_node=1, gpu_memory_gib=16)
+POOL = NodePool(name="v100", nodes=("gpu-1",), cpus=8, memory_gib=32, gpus_per_node=1, accelerator=ACCELERATORS["v100"])
 GPU = "nvidia.com/gpu"
 MANAGER = "cloister-acme-dev-nodes"
 
@@ -49,14 +50,14 @@ def until(done: Callable[[], bool], *, within_s: float = 30) -> None:
         time.sleep(0.1)
 
 
-def test_label_and_taint_go_when_the_stack_takes_them_back(api: KubernetesApi, node: str) -> None:
+def test_label_and_taint_are_removed_with_the_stack(api: KubernetesApi, node: str) -> None:
     assert applied(api, node)["metadata"]["labels"]["cloister.dev/pool"] == "v100"
     assert taints(api, node) == {GPU}
     withdrawn(api, node)
     assert taints(api, node) == set()
 
 
-def test_a_taint_of_the_same_words_is_shared(api: KubernetesApi, node: str) -> None:
+def test_equal_taint_has_two_owners(api: KubernetesApi, node: str) -> None:
     place = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}
     api.patch({**place, "spec": {"taints": POOL.taints}}, field_manager="cloud")
     applied(api, node)
@@ -64,7 +65,7 @@ def test_a_taint_of_the_same_words_is_shared(api: KubernetesApi, node: str) -> N
     assert taints(api, node) == {GPU}
 
 
-def test_other_taints_are_a_conflict_and_stay_as_they_are(api: KubernetesApi, node: str) -> None:
+def test_other_taints_are_a_conflict_and_stay_unchanged(api: KubernetesApi, node: str) -> None:
     place = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}
     api.patch({**place, "spec": {"taints": [{"key": "theirs", "effect": "NoSchedule"}]}}, field_manager="cloud")
     with pytest.raises(ApiError, match=r"409.*conflict.*\.spec\.taints"):
@@ -72,7 +73,7 @@ def test_other_taints_are_a_conflict_and_stay_as_they_are(api: KubernetesApi, no
     assert taints(api, node) == {"theirs"}
 
 
-def test_the_taint_of_a_node_that_was_away_belongs_to_the_node_controller(api: KubernetesApi, node: str) -> None:
+def test_node_controller_owns_taints_of_a_node_that_was_not_ready(api: KubernetesApi, node: str) -> None:
     applied(api, node)
     set_ready(api, node, ready=False)
     until(lambda: taints(api, node) > {GPU})
@@ -80,7 +81,7 @@ def test_the_taint_of_a_node_that_was_away_belongs_to_the_node_controller(api: K
     until(lambda: taints(api, node) == {GPU})
     applied(api, node)
     withdrawn(api, node)
-    # As docs/operate.md says: the label goes, the taint has to be taken away by hand.
+    # docs/how-to/remove-a-customer.md: the label is removed, the taint has to be removed manually.
     found = api.find("v1", "Node", node)
     assert found is not None
     assert "cloister.dev/pool" not in found["metadata"].get("labels", {})

@@ -1,4 +1,4 @@
-"""What KubeRay's real operator makes of the stack's RayJobs. Pods are admitted, and never run."""
+"""KubeRay's real operator with RayJobs of the stack. Pods are admitted and never run."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def eventually(ask: Callable[[], Any], *, within_s: float = 60) -> Any:
     return found
 
 
-def test_a_rayjob_becomes_a_cluster_whose_head_is_admitted(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
+def test_rayjob_becomes_a_cluster_with_an_admitted_head(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
     pods = eventually(lambda: api.list("v1", "Pod", JOBS))
     (head,) = (pod for pod in pods if pod["metadata"]["labels"]["ray.io/node-type"] == "head")
     (variable,) = (each for each in ray_container(head)["env"] if each["name"] == "CLOISTER_JOB_SPEC")
@@ -41,8 +41,8 @@ def test_a_rayjob_becomes_a_cluster_whose_head_is_admitted(launcher: KubeRayLaun
     assert launcher.status(JOB.job_id).state == JobState.PENDING
 
 
-def test_why_the_head_waits_is_told(launcher: KubeRayLauncher) -> None:
-    # The nodes have no labels: the stack's node pools are not there.
+def test_status_contains_why_the_head_is_pending(launcher: KubeRayLauncher) -> None:
+    # The nodes have no labels because the stack's node pools are not deployed.
     reason = eventually(lambda: launcher.status(JOB.job_id).message, within_s=30)
     assert "node" in reason
 
@@ -54,7 +54,7 @@ def test_no_object_of_the_operator_was_refused(launcher: KubeRayLauncher, api: K
     assert [message for message in refused if "nodes are available" not in message] == []
 
 
-def test_a_stopped_job_takes_its_cluster_and_its_pods_with_it(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
+def test_stopping_a_job_deletes_its_cluster_and_pods(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
     launcher.stop(JOB.job_id)
     eventually(lambda: launcher.status(JOB.job_id).state == JobState.MISSING, within_s=90)
     assert api.list("ray.io/v1", "RayCluster", JOBS) == []

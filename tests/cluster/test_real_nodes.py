@@ -1,4 +1,4 @@
-"""Two real kubelets: pods run and reach each other, Services have names, and the kubelets let nobody in."""
+"""Two real kubelets: pods run and reach each other, Services have names, and kubelets refuse strangers."""
 
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ from tests.cluster.readiness import pod_problem
 pytestmark = pytest.mark.cluster
 
 NAMESPACE = "real-nodes"
-# Whose image has Python, by the node that has it.
+# Image with Python by node.
 IMAGES = {"node-1": "service", "node-2": "ray-cpu"}
 SERVES_ITS_NAME = "echo serving; echo $NODE > /served/index.html; exec python3 -m http.server --directory /served 8000"
 READS = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout=10).read().decode().strip())"
@@ -41,13 +41,13 @@ print(urllib.request.urlopen("https://kubernetes.default.svc/version", timeout=1
 
 @pytest.fixture(scope="module")
 def pods(node_api: KubernetesApi, images: Mapping[str, Image]) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """A pod on each node, named like it, with a Service."""
+    """A pod on each node, named after it, with a Service."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     node_api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}})
     for node, image in IMAGES.items():
         node_api.create(pod(node, node, images[image].reference))
         service = {"selector": {"app": node}, "ports": [{"port": 80, "targetPort": 8000}]}
-        # Not the pod's own name, which its hosts file has.
+        # Not the pod's own name, which is in its hosts file.
         metadata = {"name": f"service-{node}", "namespace": NAMESPACE}
         node_api.create({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
     for node in IMAGES:
@@ -81,7 +81,7 @@ def wait_until_pod_ready(api: KubernetesApi, name: str) -> None:
 
 
 def python(cluster: RealCluster, name: str, code: str, *arguments: str) -> str:
-    """What the code prints in a pod."""
+    """Return the output of Python code in a pod."""
     command = ["exec", f"--namespace={NAMESPACE}", name, "--", "python3", "-c", code, *arguments]
     return kubectl(cluster.control_plane, *command).strip()
 
@@ -97,26 +97,26 @@ def test_each_node_runs_a_restricted_pod_in_its_own_network(pods: Callable[[str]
 @pytest.mark.usefixtures("pods")
 @pytest.mark.parametrize("client", IMAGES)
 @pytest.mark.parametrize("server", IMAGES)
-def test_a_service_answers_by_its_name_on_both_nodes(whole_cluster: RealCluster, client: str, server: str) -> None:
+def test_service_answers_by_name_on_both_nodes(whole_cluster: RealCluster, client: str, server: str) -> None:
     assert python(whole_cluster, client, READS, f"http://service-{server}.{NAMESPACE}.svc.cluster.local/") == server
     assert python(whole_cluster, client, READS, f"http://service-{server}/") == server
 
 
 @pytest.mark.usefixtures("pods")
 @pytest.mark.parametrize("node", IMAGES)
-def test_a_pod_reaches_the_api_server_and_can_verify_it(whole_cluster: RealCluster, node: str) -> None:
+def test_pod_reaches_and_verifies_the_api_server(whole_cluster: RealCluster, node: str) -> None:
     assert python(whole_cluster, node, VERIFIED) == "200"
 
 
 @pytest.mark.usefixtures("pods")
 @pytest.mark.parametrize("node", IMAGES)
-def test_a_pods_output_is_in_its_log(whole_cluster: RealCluster, node: str) -> None:
+def test_pod_output_is_in_its_log(whole_cluster: RealCluster, node: str) -> None:
     assert kubectl(whole_cluster.control_plane, "logs", f"--namespace={NAMESPACE}", node).startswith("serving")
 
 
 @pytest.mark.usefixtures("pods")
 @pytest.mark.parametrize("node", NODES, ids=lambda node: node.name)
-def test_a_kubelet_lets_no_pod_in(whole_cluster: RealCluster, node: Any) -> None:
+def test_kubelet_refuses_requests_of_pods(whole_cluster: RealCluster, node: Any) -> None:
     kubelet = f"https://{node.address}:{PORT}/pods"
     assert python(whole_cluster, "node-1", STATUS, kubelet) == "401"
     token = python(whole_cluster, "node-1", "print(open('/var/run/secrets/kubernetes.io/serviceaccount/token').read())")
@@ -124,9 +124,7 @@ def test_a_kubelet_lets_no_pod_in(whole_cluster: RealCluster, node: Any) -> None
 
 
 @pytest.mark.usefixtures("pods")
-def test_a_kubelet_reads_no_secret_that_no_pod_of_its_node_has(
-    whole_cluster: RealCluster, node_api: KubernetesApi
-) -> None:
+def test_kubelet_cannot_read_secrets_of_other_nodes(whole_cluster: RealCluster, node_api: KubernetesApi) -> None:
     metadata = {"name": "of-nobody", "namespace": NAMESPACE}
     node_api.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"key": "value"}})
     plane = whole_cluster.control_plane
@@ -144,17 +142,26 @@ def test_pods_outlive_a_restart_of_their_kubelet(
 ) -> None:
     (before,) = pods("node-2")["status"]["containerStatuses"]
     whole_cluster.nodes["node-2"].restart_kubelet(node_api)
-    # One that runs shows that the kubelet has looked after all of its pods since.
+    # A new pod that runs shows that the kubelet has checked all its pods since.
     node_api.create(pod("since-then", "node-2", images[IMAGES["node-2"]].reference))
     wait_until_pod_ready(node_api, "since-then")
     (after,) = pods("node-2")["status"]["containerStatuses"]
     assert (after["containerID"], after["restartCount"]) == (before["containerID"], 0)
-    assert python(whole_cluster, "node-1", READS, "http://service-node-2/") == "node-2"
+
+    def problem() -> str:
+        try:
+            answer = python(whole_cluster, "node-1", READS, "http://service-node-2/")
+        except AssertionError as error:
+            return str(error)
+        return "" if answer == "node-2" else f"the answer is {answer!r}"
+
+    # A new kubelet probes its pods again. Until then they are not ready, and their Services reject connections.
+    wait_until(lambda: not problem(), "the Service answers again", problem, within_s=30)
 
 
 @pytest.mark.usefixtures("pods")
 @pytest.mark.parametrize("user", [999, 10_001])
-def test_a_volume_belongs_to_the_group_that_the_pod_names(
+def test_volume_belongs_to_the_pods_group(
     whole_cluster: RealCluster, node_api: KubernetesApi, images: Mapping[str, Image], user: int
 ) -> None:
     name = f"writer-{user}"

@@ -1,4 +1,4 @@
-"""Two customers on one cluster: the stacks of the documentation beside each other, and one of them leaves."""
+"""Two customers on one cluster: the stacks of the documentation side by side, and one of them is destroyed."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +24,9 @@ def customers(
         for name in ("acme", "globex"):
             file = ROOT / "docs" / "stacks" / f"Pulumi.two-customers-{name}.yaml"
             (tmp_path / name).mkdir()
-            made[name] = stack.enter_context(dev_stack(cluster, programs, tmp_path / name, file=file, keep_data=False))
+            made[name] = stack.enter_context(
+                dev_stack(cluster, programs, tmp_path / name, file=file, is_waiting=True, keep_data=False)
+            )
         pools = made["acme"].values["node_pools"]
         for node in [node for pool in pools.values() if isinstance(pool, dict) for node in pool["nodes"]]:
             if api.find("v1", "Node", node) is None:
@@ -33,16 +35,16 @@ def customers(
         yield made
 
 
-def test_one_customer_comes_and_leaves_and_the_other_is_as_it_was(
+def test_one_customer_is_deployed_and_destroyed_beside_an_unchanged_other(
     customers: dict[str, Deployment], api: KubernetesApi
 ) -> None:
-    customers["acme"].stack.up()
-    customers["globex"].stack.up()
+    customers["acme"].up()
+    customers["globex"].up()
     assert customers["acme"].planned(refresh=True) == {}
-    customers["globex"].stack.destroy()
+    customers["globex"].destroy()
     assert customers["acme"].planned(refresh=True) == {}
     assert [name for name in namespaces(api) if "globex" in name] == []
-    customers["acme"].stack.destroy()
+    customers["acme"].destroy()
     assert namespaces(api) == []
 
 

@@ -1,8 +1,4 @@
-"""The stack ``dev`` with everything running: on a real cluster, by Pulumi, from images, with weights and an API key.
-
-What it changes of ``Pulumi.dev.yaml`` is what a machine does: the kubeconfig, the images, where the API server is,
-how large nodes and volumes are, and how the demo model answers the same every time.
-"""
+"""The stack ``dev`` with all pods running on a real cluster, deployed by Pulumi from the project's images."""
 
 import os
 import shlex
@@ -18,8 +14,8 @@ import boto3
 from botocore.config import Config
 from openai import OpenAI
 
-from infra.object_store import COMPONENT, PORT, REGION
-from infra.stack_file import read_stack_file
+from infra.data.object_store import COMPONENT, PORT, REGION
+from infra.stack_file.reading import read_stack_file
 from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.deployed import DEV, JOBS, MODEL, SERVICE
@@ -30,7 +26,7 @@ from tests.cluster.kuberay_operator import deploy_operator
 from tests.cluster.node.real_cluster import RealCluster
 from tests.cluster.nodes import add_node
 
-# A second node of the pool that takes no pods: the stack's quota is for both, and two jobs fit on the first.
+# A second node of the pool that takes no pods: the stack's quota covers both, and two jobs fit on the first.
 DRAINED: Final = "node-3"
 _POOLS: Final = {
     "system": {"nodes": ["node-1"]},
@@ -40,9 +36,8 @@ _VOLUMES: Final = {name: {"kind": "bundled", "volume": {"size_gib": 2}} for name
 _MODEL: Final = {
     # In float32 the answers do not depend on what else is in the batch.
     "engine_args": {"dtype": "float32", "max_model_len": 2048, "enforce_eager": True},
-    # Small parts, so that a fault in the middle finds some lines committed and others not.
+    # Small parts, so that a fault during the batch finds some lines committed and others not.
     "batch_size": 16,
-    "max_concurrent_batches": 2,
 }
 
 
@@ -51,11 +46,11 @@ class WholeStack:
     """A running stack.
 
     Attributes:
-        cluster: where it runs.
-        deployment: the stack as Pulumi has it.
-        base_url: of the API, at its Service's cluster IP.
-        api_key: the first one.
-        ray_image: what its jobs run.
+        cluster: cluster of the stack.
+        deployment: Pulumi's view of the stack.
+        base_url: URL of the API, at its Service's cluster IP.
+        api_key: first API key.
+        ray_image: image of the stack's jobs.
     """
 
     cluster: RealCluster
@@ -65,7 +60,7 @@ class WholeStack:
     ray_image: str
 
     def client(self) -> OpenAI:
-        """OpenAI's own client; one that retries, as pods come and go."""
+        """Return OpenAI's client with retries, because pods come and go."""
         return OpenAI(base_url=self.base_url, api_key=self.api_key, max_retries=6, timeout=60)
 
 
@@ -73,14 +68,14 @@ class WholeStack:
 def running_stack(
     cluster: RealCluster, images: Mapping[str, Image], programs: Path, directory: Path, model: Path
 ) -> Iterator[WholeStack]:
-    """Deploys the stack, and destroys it in the end.
+    """Deploy the stack, and destroy it afterwards.
 
     Args:
-        cluster: a real one.
-        images: of the stack.
+        cluster: a cluster with real nodes.
+        images: images of the stack by name.
         programs: the directory with ``bin/pulumi`` and ``bin/kubectl``.
-        directory: an empty one for Pulumi's workspace and state.
-        model: the demo model's directory.
+        directory: an empty directory for Pulumi's workspace and state.
+        model: directory of the demo model.
     """
     with KubernetesApi(cluster.control_plane.kubeconfig) as api:
         install_crds(api)
@@ -93,7 +88,7 @@ def running_stack(
             **changed_sections(cluster.control_plane, images),
         ) as deployment:
             try:
-                deployment.stack.up()
+                deployment.up()
                 upload_weights(api, model)
                 yield WholeStack(
                     cluster=cluster,
@@ -103,12 +98,12 @@ def running_stack(
                     ray_image=images["ray-cpu"].reference,
                 )
             finally:
-                deployment.stack.destroy()
+                deployment.destroy()
                 api.delete("v1", "Node", DRAINED)
 
 
 def changed_sections(cluster: ControlPlane, images: Mapping[str, Image]) -> dict[str, Any]:
-    """The sections of the stack file that this machine decides."""
+    """Return the sections of the stack file that depend on this machine."""
     server = urlsplit(cluster.server)
     file = read_stack_file(DEV).values
     return {
@@ -127,18 +122,18 @@ def changed_sections(cluster: ControlPlane, images: Mapping[str, Image]) -> dict
 
 
 def add_drained_node(api: KubernetesApi, name: str) -> None:
-    """A node that is there by name only: nothing is ever scheduled to it."""
+    """Create a node that exists by name only: nothing is ever scheduled to it."""
     add_node(api, name, {"cpu": "1", "memory": "10Gi"})
     node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
     api.patch({**node, "spec": {"unschedulable": True}}, field_manager="kubectl-cordon")
 
 
 def upload_weights(api: KubernetesApi, model: Path) -> None:
-    """Puts the demo model where docs/operate.md says: below ``models/`` of the stack's prefix.
+    """Upload the demo model below ``models/`` of the stack's prefix, as docs/how-to/add-a-model.md describes.
 
     Args:
-        api: the cluster.
-        model: the model's directory.
+        api: API server of the cluster.
+        model: directory of the model.
     """
     store = boto3.client(
         "s3",
@@ -153,22 +148,22 @@ def upload_weights(api: KubernetesApi, model: Path) -> None:
 
 
 def cluster_ip(api: KubernetesApi, service: str) -> str:
-    """Where a Service of the stack answers, also on the nodes themselves."""
+    """Return the cluster IP of a Service of the stack, which also works on the nodes."""
     found = api.find("v1", "Service", service, SERVICE)
-    assert found is not None, f"there is no Service {service}"
+    assert found is not None, f"the Service {service} does not exist"
     return str(found["spec"]["clusterIP"])
 
 
 def first_key(deployment: Deployment, cluster: ControlPlane) -> str:
-    """The API key that the stack's output ``first_key`` makes, a command of kubectl in a pod."""
+    """Run the command in the stack's output ``first_key``, kubectl in a pod, and return the API key."""
     command = shlex.split(deployment.stack.outputs()["first_key"].value)
     environment = {"PATH": f"{cluster.bin}:{os.environ['PATH']}", "KUBECONFIG": str(cluster.kubeconfig)}
-    environment |= {"HOME": str(cluster.directory)}  # where kubectl keeps what it has learned
+    environment |= {"HOME": str(cluster.directory)}  # kubectl caches discovery data there
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{shlex.join(command)}: {done.stderr}"
     return done.stdout.strip()
 
 
 def namespaces_left(api: KubernetesApi) -> list[str]:
-    """The stack's namespaces that are still there."""
+    """Return the namespaces of the stack that still exist."""
     return [name for name in (SERVICE, JOBS) if api.find("v1", "Namespace", name) is not None]

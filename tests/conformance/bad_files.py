@@ -1,4 +1,4 @@
-"""Input files that a batch must fail with, and the errors that it must tell."""
+"""Input files that fail a batch, and the errors that the server must report."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from tests.conformance.workload import CHAT, chat, jsonl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """One error: its physical line from 1 (None: the file), its code (None: any), the last step of its param."""
+    """One error: its physical line from 1 (None: the whole file), its code (None: any), the last step of its param."""
 
     line: int | None
     code: str | None = None
@@ -19,7 +19,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadFile:
-    """The content for a model, and all errors that must be told, in order."""
+    """The content for a model, and all errors that the server must report, in order."""
 
     content: Callable[[str], bytes]
     errors: tuple[Expected, ...]
@@ -28,7 +28,7 @@ class BadFile:
 _Line = Mapping[str, Any] | bytes
 
 
-def _between_good_ones(bad: Callable[[str], _Line], code: str | None, field: str | None = None) -> BadFile:
+def _between_good_lines(bad: Callable[[str], _Line], code: str | None, field: str | None = None) -> BadFile:
     return BadFile(
         content=lambda model: jsonl([chat("first", model), bad(model), chat("last", model)]),
         errors=(Expected(line=2, code=code, field=field),),
@@ -55,39 +55,39 @@ def _raw(text: bytes) -> Callable[[str], _Line]:
     return lambda _: text
 
 
-def _spoilt(old: bytes, new: bytes) -> Callable[[str], _Line]:
+def _replaced(old: bytes, new: bytes) -> Callable[[str], _Line]:
     return lambda model: json.dumps(chat("bad", model)).encode().replace(old, new)
 
 
-# Each is one bad line, the second of three.
+# Each file has three lines; the second is bad.
 BAD_LINES: Final = {
-    "cut off": _between_good_ones(_raw(b'{"custom_id": "bad"'), "invalid_json_line"),
-    "plain text": _between_good_ones(_raw(b"hello"), "invalid_json_line"),
-    "an array": _between_good_ones(_raw(b'["custom_id", "bad"]'), "invalid_json_line"),
-    "null": _between_good_ones(_raw(b"null"), "invalid_json_line"),
-    "a trailing comma": _between_good_ones(_spoilt(b'"POST"', b'"POST",'), "invalid_json_line"),
-    "NaN": _between_good_ones(_spoilt(b'"max_tokens": 4', b'"max_tokens": NaN'), "invalid_json_line"),
-    "two objects": _between_good_ones(_raw(b"{} {}"), "invalid_json_line"),
-    "not UTF-8": _between_good_ones(_spoilt(b'"bad"', b'"b\xff\xfed"'), "invalid_json_line"),
-    "a NUL byte": _between_good_ones(_spoilt(b'"bad"', b'"b\0d"'), "invalid_json_line"),
-    "5,000 levels deep": _between_good_ones(_raw(b'{"custom_id":' + b"[" * 5_000), "invalid_json_line"),
-    "no custom_id": _between_good_ones(_changed(custom_id=...), "missing_required_parameter", "custom_id"),
-    "no method": _between_good_ones(_changed(method=...), "missing_required_parameter", "method"),
-    "no url": _between_good_ones(_changed(url=...), "missing_required_parameter", "url"),
-    "no body": _between_good_ones(_changed(body=...), "missing_required_parameter", "body"),
-    "no model": _between_good_ones(_changed_body(model=...), "missing_required_parameter", "model"),
-    "a number as custom_id": _between_good_ones(_changed(custom_id=7), None, "custom_id"),
-    "an array as body": _between_good_ones(_changed(body=[]), None, "body"),
-    "a number as model": _between_good_ones(_changed_body(model=7), None, "model"),
-    "another endpoint's url": _between_good_ones(_changed(url="/v1/embeddings"), "invalid_url"),
-    "a whole url": _between_good_ones(_changed(url=f"https://api.openai.com{CHAT}"), "invalid_url"),
-    "an unknown url": _between_good_ones(_changed(url="/v1/poems"), "invalid_url"),
-    "an unknown model": _between_good_ones(_changed_body(model="no-such-model"), "model_not_found"),
-    "a stream": _between_good_ones(_changed_body(stream=True), "streaming_unsupported"),
+    "cut off": _between_good_lines(_raw(b'{"custom_id": "bad"'), "invalid_json_line"),
+    "plain text": _between_good_lines(_raw(b"hello"), "invalid_json_line"),
+    "an array": _between_good_lines(_raw(b'["custom_id", "bad"]'), "invalid_json_line"),
+    "null": _between_good_lines(_raw(b"null"), "invalid_json_line"),
+    "a trailing comma": _between_good_lines(_replaced(b'"POST"', b'"POST",'), "invalid_json_line"),
+    "NaN": _between_good_lines(_replaced(b'"max_tokens": 4', b'"max_tokens": NaN'), "invalid_json_line"),
+    "two objects": _between_good_lines(_raw(b"{} {}"), "invalid_json_line"),
+    "not UTF-8": _between_good_lines(_replaced(b'"bad"', b'"b\xff\xfed"'), "invalid_json_line"),
+    "a NUL byte": _between_good_lines(_replaced(b'"bad"', b'"b\0d"'), "invalid_json_line"),
+    "5,000 levels deep": _between_good_lines(_raw(b'{"custom_id":' + b"[" * 5_000), "invalid_json_line"),
+    "no custom_id": _between_good_lines(_changed(custom_id=...), "missing_required_parameter", "custom_id"),
+    "no method": _between_good_lines(_changed(method=...), "missing_required_parameter", "method"),
+    "no url": _between_good_lines(_changed(url=...), "missing_required_parameter", "url"),
+    "no body": _between_good_lines(_changed(body=...), "missing_required_parameter", "body"),
+    "no model": _between_good_lines(_changed_body(model=...), "missing_required_parameter", "model"),
+    "a number as custom_id": _between_good_lines(_changed(custom_id=7), None, "custom_id"),
+    "an array as body": _between_good_lines(_changed(body=[]), None, "body"),
+    "a number as model": _between_good_lines(_changed_body(model=7), None, "model"),
+    "another endpoint's url": _between_good_lines(_changed(url="/v1/embeddings"), "invalid_url"),
+    "a whole url": _between_good_lines(_changed(url=f"https://api.openai.com{CHAT}"), "invalid_url"),
+    "an unknown url": _between_good_lines(_changed(url="/v1/poems"), "invalid_url"),
+    "an unknown model": _between_good_lines(_changed_body(model="no-such-model"), "model_not_found"),
+    "a stream": _between_good_lines(_changed_body(stream=True), "streaming_unsupported"),
 }
 UNCONFIRMED_LINES: Final = {
-    "the method GET": _between_good_ones(_changed(method="GET"), "invalid_method"),
-    "a custom_id twice": _between_good_ones(_changed(custom_id="first"), "duplicate_custom_id"),
+    "the method GET": _between_good_lines(_changed(method="GET"), "invalid_method"),
+    "a custom_id twice": _between_good_lines(_changed(custom_id="first"), "duplicate_custom_id"),
 }
 MANY: Final = 300
 
@@ -99,10 +99,10 @@ def _seven_kinds(model: str) -> bytes:
     ]  # fmt: skip
     lines: list[_Line] = []
     for number, make in enumerate(bad):
-        spoilt = make(model)
-        if isinstance(spoilt, dict) and spoilt.get("custom_id") == "bad":
-            spoilt["custom_id"] = f"bad-{number}"
-        lines += [chat(f"c{number}", model), spoilt]
+        bad_line = make(model)
+        if isinstance(bad_line, dict) and bad_line.get("custom_id") == "bad":
+            bad_line["custom_id"] = f"bad-{number}"
+        lines += [chat(f"c{number}", model), bad_line]
     return jsonl(lines)
 
 
@@ -138,7 +138,7 @@ BAD_FILES: Final = {
     "after blank lines": BadFile(content=_after_blank_lines, errors=(Expected(line=5, code="invalid_json_line"),)),
     "50,001 requests": BadFile(content=_too_many, errors=(Expected(line=None),)),
 }
-# Plainly no JSONL: they may be refused at upload already.
+# Obviously not JSONL: a server may refuse these at upload.
 NO_JSONL: Final[dict[str, bytes]] = {
     "gzip": b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\x03\x00\x00\x00\x00\x00\x00\x00\x00\x00",
     "a JSON array": b'[{"custom_id": "a", "method": "POST"}]',

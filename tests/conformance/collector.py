@@ -1,4 +1,4 @@
-"""The pytest plugin that makes of each test one check of the table."""
+"""Pytest plugin that turns each test into one check of the table."""
 
 import time
 from collections.abc import Generator
@@ -13,17 +13,17 @@ from tests.conformance.report import Check, Outcome, Report
 from tests.conformance.target import Target
 
 PLUGIN_NAME: Final = "conformance"
-_MAX_TOLD: Final = 300
+_MAX_SHOWN: Final = 300
 _EXTENSIONS: Final = "test_extensions"
 
 
 class Collector:
-    """Collects the outcome of every test; checks that wait for an engine are put last.
+    """Collect the outcome of every test, and run the checks that wait for an engine last.
 
     Attributes:
         target: the server to check.
-        extensions: whether to check what goes beyond the contract.
-        listed: area, point and sentence of every check, whether it was made or not.
+        extensions: check cloister's extensions too.
+        listed: area, point and sentence of every collected check, in the order of the files.
     """
 
     def __init__(self, target: Target, *, extensions: bool, console: Console) -> None:
@@ -38,7 +38,7 @@ class Collector:
         self._began_s = time.monotonic()
 
     def report(self) -> Report:
-        """All checks so far, in the order of the files."""
+        """Return the checks so far, in the order of the files."""
         return Report(
             base_url=self.target.base_url,
             model=self.target.model,
@@ -47,43 +47,43 @@ class Collector:
         )
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Declares the markers."""
-        config.addinivalue_line("markers", "point(key): the point of the contract that a check cites")
+        """Declare the markers."""
+        config.addinivalue_line("markers", "point(key): point of the contract that a check cites")
         config.addinivalue_line("markers", "late: reads the end of a batch that runs in the engine")
 
     def pytest_ignore_collect(self, collection_path: Any) -> bool | None:
-        """Leaves out what goes beyond the contract unless it is asked for."""
+        """Skip the module of extensions unless extensions are requested."""
         return True if collection_path.stem == _EXTENSIONS and not self.extensions else None
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Remembers the order of the files, then moves what waits for an engine to the end."""
+        """Record the order of the files, then move checks that wait for an engine to the end."""
         self._order = {item.nodeid: number for number, item in enumerate(items)}
         self.listed = [(_area(item), _point(item), sentence(item.name)) for item in items]
         items.sort(key=lambda item: item.get_closest_marker("late") is not None)
 
     def pytest_sessionstart(self) -> None:
-        """Shows the progress."""
+        """Show the progress bar."""
         self._progress.start()
 
     def pytest_sessionfinish(self) -> None:
-        """Takes it away again."""
+        """Remove the progress bar."""
         self._progress.stop()
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> None:
-        """Says what is checked now."""
+        """Show the area of the current check."""
         self._compared = None
         self._progress.update(self._task, total=len(self._order), description=_area(item))
 
     def pytest_assertrepr_compare(self, op: str, left: object, right: object) -> None:
-        """Keeps both sides of the comparison that failed: checks say ``assert seen == expected``."""
+        """Keep both sides of a failed comparison; checks compare as ``assert seen == expected``."""
         prefix = "" if op == "==" else f"{op} "
-        self._compared = (f"{prefix}{_told(right)}", _told(left))
+        self._compared = (f"{prefix}{_shortened(right)}", _shortened(left))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Makes a check of each test: of its call, or of the step before that failed or was skipped."""
+        """Record a check for each test: from its call, or from a setup that failed or was skipped."""
         report = yield
         if report.when == "call" or (report.when == "setup" and not report.passed):
             self._checks.append((self._order[item.nodeid], self._check(item, call, report)))
@@ -112,14 +112,14 @@ class Collector:
         if isinstance(error, AssertionError) and self._compared is not None:
             expected, seen = self._compared
             note = str(error).partition("\nassert ")[0]
-            return expected, seen if note.startswith("assert ") or not note else f"{seen}: {_told(note)}"
+            return expected, seen if note.startswith("assert ") or not note else f"{seen}: {_shortened(note)}"
         if isinstance(error, AssertionError | pytest.fail.Exception):
-            return "that it holds", _told(str(error))
-        return "no error", _told(f"{type(error).__name__}: {error}")
+            return "that it holds", _shortened(str(error))
+        return "no error", _shortened(f"{type(error).__name__}: {error}")
 
 
 def sentence(name: str) -> str:
-    """The sentence in the name of a test: ``test_a_b[c d]`` is "a b: c d"."""
+    """Return the sentence in the name of a test: ``test_a_b[c d]`` is "a b: c d"."""
     words, _, case = name.removeprefix("test_").partition("[")
     words = words.replace("_", " ")
     return f"{words}: {case.removesuffix(']')}" if case else words
@@ -134,6 +134,6 @@ def _point(item: pytest.Item) -> str:
     return str(marker.args[0]) if marker else ""
 
 
-def _told(value: object) -> str:
+def _shortened(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _MAX_TOLD else f"{text[:_MAX_TOLD]}…"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

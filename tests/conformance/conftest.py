@@ -1,4 +1,4 @@
-"""Fixtures of the suite. Without ``python -m tests.conformance`` there is no server, and nothing here is collected."""
+"""Fixtures of the suite, which pytest collects only through ``python -m tests.conformance``."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.conformance.workload import Workload, main_workload
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Collects nothing unless a server was named."""
+    """Collect nothing unless the suite's plugin is registered."""
     del collection_path
     return None if config.pluginmanager.has_plugin(PLUGIN_NAME) else True
 
@@ -30,45 +30,45 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture(scope="session")
 def client(target: Target) -> Iterator[openai.OpenAI]:
-    """The official client. It repeats what a loaded server put off; what must not be repeated says so itself."""
+    """Official client with retries, for loaded servers. Checks of single requests create their own client."""
     with target.client(max_retries=2) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def http(target: Target) -> Iterator[httpx.Client]:
-    """Plain HTTP with a good key."""
+    """Plain HTTP client with a valid key."""
     with target.http() as opened:
         yield opened
 
 
 @pytest.fixture(scope="session", autouse=True)
 def prepared(target: Target, client: openai.OpenAI) -> Prepared:
-    """All batches, begun."""
+    """All batches of the suite, started."""
     return prepare(target, client)
 
 
 @pytest.fixture(scope="session")
 def workload(target: Target) -> Workload:
-    """What the main batch was asked."""
+    """Requests of the main batch."""
     return main_workload(target.model)
 
 
 @pytest.fixture(scope="session")
 def main(prepared: Prepared) -> dict[str, Any]:
-    """The main batch at its end."""
+    """Main batch in its final state."""
     return prepared.batch("main").ended()
 
 
 @pytest.fixture(scope="session")
 def all_refused(prepared: Prepared) -> dict[str, Any]:
-    """The batch whose every row the engine refuses, at its end."""
+    """Final state of the batch whose rows the engine all refuses."""
     return prepared.batch("all refused").ended()
 
 
 @pytest.fixture(scope="session")
 def cancelled(prepared: Prepared) -> dict[str, Any]:
-    """The batch that was cancelled right after its creation, at its end."""
+    """Final state of the batch that was cancelled right after its creation."""
     batch = prepared.batch("cancelled at once").ended()
     assert batch["status"] == "cancelled"
     return batch
@@ -76,8 +76,8 @@ def cancelled(prepared: Prepared) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def stopped(prepared: Prepared) -> Watched:
-    """The batch of the odd but good file, cancelled once it was past its validation."""
-    return prepared.batch("odd but good")
+    """Batch of the unusual but valid file, cancelled after its validation."""
+    return prepared.batch("unusual but valid")
 
 
 @pytest.fixture(scope="session")
@@ -95,31 +95,31 @@ def _lines(client: openai.OpenAI, batch: dict[str, Any], name: str) -> list[dict
 
 @pytest.fixture(scope="session")
 def output(client: openai.OpenAI, main: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lines of the main batch's output file."""
+    """Lines of the main batch's output file."""
     return _lines(client, main, "output_file_id")
 
 
 @pytest.fixture(scope="session")
 def errors(client: openai.OpenAI, main: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lines of the main batch's error file."""
+    """Lines of the main batch's error file."""
     return _lines(client, main, "error_file_id")
 
 
 def _other_endpoint(prepared: Prepared, client: openai.OpenAI, name: str) -> list[dict[str, Any]]:
     batch = prepared.batch(name).ended()
     if batch["status"] == "failed" and batch.get("in_progress_at") is None:
-        told = ((batch.get("errors") or {}).get("data") or [{}])[0].get("message", "it failed")
-        pytest.skip(f"the model does not seem to serve {name}: {told}")
+        message = ((batch.get("errors") or {}).get("data") or [{}])[0].get("message", "it failed")
+        pytest.skip(f"the model does not seem to serve {name}: {message}")
     return _lines(client, batch, "output_file_id")
 
 
 @pytest.fixture(scope="session")
 def completions(prepared: Prepared, client: openai.OpenAI) -> list[dict[str, Any]]:
-    """The output of the batch of /v1/completions, if the model serves it."""
+    """Output of the batch of /v1/completions; skips if the model does not serve it."""
     return _other_endpoint(prepared, client, "completions")
 
 
 @pytest.fixture(scope="session")
 def embeddings(prepared: Prepared, client: openai.OpenAI) -> list[dict[str, Any]]:
-    """The output of the batch of /v1/embeddings, if the model serves it."""
+    """Output of the batch of /v1/embeddings; skips if the model does not serve it."""
     return _other_endpoint(prepared, client, "embeddings")

@@ -1,4 +1,4 @@
-"""Everything that takes time, begun before the first check, so that it goes on while the quick checks run."""
+"""Slow work, started before the first check so that it proceeds while the quick checks run."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,7 +16,7 @@ from tests.conformance.workload import (
     jsonl,
     line,
     main_workload,
-    odd_but_good,
+    unusual_but_valid,
 )
 
 OUTPUT_EXPIRES_AFTER_S: Final = 7_200
@@ -27,7 +27,7 @@ EMBEDDING_INPUTS: Final = ("one", "two", "three")
 
 @dataclass(slots=True)
 class Prepared:
-    """The batches by name; what could not be uploaded or created is kept as the error that said so."""
+    """The batches by name, and the errors of uploads and creations that failed."""
 
     target: Target
     client: openai.OpenAI
@@ -36,7 +36,7 @@ class Prepared:
     refusals: dict[str, Exception] = field(default_factory=dict)
 
     def start(self, name: str, content: bytes, endpoint: str = CHAT, **options: Any) -> None:
-        """Uploads a file and makes a batch of it."""
+        """Upload a file and create a batch of it."""
         try:
             file = self.client.files.create(file=(f"{name}.jsonl", content), purpose="batch")
         except openai.OpenAIError as error:
@@ -45,7 +45,7 @@ class Prepared:
             self.start_on(name, file.id, endpoint, **options)
 
     def start_on(self, name: str, file_id: str, endpoint: str = CHAT, **options: Any) -> None:
-        """Makes a batch of a file."""
+        """Create a batch of an uploaded file."""
         request = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h", **options}
         try:
             batch: Any = self.client.batches.create(**request)
@@ -57,11 +57,11 @@ class Prepared:
             client=self.client, id=batch.id, timeout_s=self.target.timeout_s, statuses=[batch.status]
         )
 
-    def cancel(self, name: str, *, once_validated: bool = False) -> None:
-        """Cancels a batch that was begun; a batch that has ended by itself stays as it is."""
+    def cancel(self, name: str, *, after_validation: bool = False) -> None:
+        """Cancel a started batch; a batch that has already ended stays unchanged."""
         try:
             if name in self.batches:
-                if once_validated:
+                if after_validation:
                     self.batches[name].when_past("validating")
                 self.client.batches.cancel(self.batches[name].id)
         except openai.ConflictError:
@@ -70,10 +70,10 @@ class Prepared:
             self.refusals[name] = error
 
     def batch(self, name: str) -> Watched:
-        """A batch that was begun.
+        """Return a started batch.
 
         Raises:
-            Exception: why it was not.
+            Exception: the error of its upload or creation.
         """
         if name in self.refusals:
             raise self.refusals[name]
@@ -81,7 +81,7 @@ class Prepared:
 
 
 def prepare(target: Target, client: openai.OpenAI) -> Prepared:
-    """Begins everything."""
+    """Start all batches."""
     prepared = Prepared(target, client)
     prepared.start(
         "main",
@@ -93,14 +93,14 @@ def prepare(target: Target, client: openai.OpenAI) -> Prepared:
     prepared.start("all refused", jsonl(chat(f"bad-{n}", target.model, temperature=-1) for n in range(2)))
     prepared.start("cancelled at once", jsonl(chat(f"c-{n}", target.model) for n in range(3)))
     prepared.cancel("cancelled at once")
-    prepared.start("odd but good", odd_but_good(target.model))
+    prepared.start("unusual but valid", unusual_but_valid(target.model))
     prepared.start_on("no file", NO_FILE)
     for name, bad in BAD_FILES.items():
         prepared.start(name, bad.content(target.model))
     for name, content in NO_JSONL.items():
         prepared.start(name, content)
-    # Last, so that it was validated meanwhile; not later, so that it does not complete first.
-    prepared.cancel("odd but good", once_validated=True)
+    # Last, so that validation has time to finish; any later, and the batch might complete first.
+    prepared.cancel("unusual but valid", after_validation=True)
     return prepared
 
 

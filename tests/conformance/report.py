@@ -1,4 +1,4 @@
-"""The results of a run, as a table for the terminal, Markdown and JSON."""
+"""Results of a run, as a table for the terminal, Markdown and JSON."""
 
 import dataclasses
 import json
@@ -21,12 +21,12 @@ class Check:
     """One check of a server.
 
     Attributes:
-        area: its group in the table.
-        sentence: what should hold.
-        point: the point of the contract that it cites, a key of ``POINTS``.
-        outcome: whether it does.
-        expected: what the contract asks for, where it does not hold.
-        seen: what the server did instead; for a check that was not made, why.
+        area: group in the table.
+        sentence: statement that should hold.
+        point: point of the contract that the check cites, a key of ``POINTS``.
+        outcome: result of the check.
+        expected: what the contract requires, if the check does not hold.
+        seen: what the server returned instead; for a check that did not run, the reason.
     """
 
     area: str
@@ -39,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All checks of one run against ``base_url``, and the seconds that they took."""
+    """All checks of one run against ``base_url``, and its duration in seconds."""
 
     base_url: str
     model: str
@@ -47,40 +47,40 @@ class Report:
     checks: tuple[Check, ...]
 
     def of(self, area: str) -> list[Check]:
-        """The checks of one area."""
+        """Return the checks of one area."""
         return [check for check in self.checks if check.area == area]
 
     def count(self, outcome: Outcome, area: str | None = None) -> int:
-        """How many checks had this outcome, in one area or in all."""
+        """Count the checks with this outcome, in one area or in all."""
         return sum(check.outcome == outcome for check in (self.checks if area is None else self.of(area)))
 
     @property
     def areas(self) -> list[str]:
-        """The areas that were checked, in the table's order."""
+        """Areas with checks, in the order of the table."""
         return [area for area in AREAS.values() if self.of(area)]
 
     @property
     def all_hold(self) -> bool:
-        """Whether something was checked and nothing failed."""
+        """True if at least one check holds and none failed."""
         return self.count("holds") > 0 and self.count("does not hold") == 0
 
     def summary(self) -> str:
-        """The counts in one sentence."""
+        """Return the counts in one sentence."""
         parts = [f"{self.count('holds')} of {len(self.checks)} checks hold"]
         if self.count("does not hold"):
             parts.append(f"{self.count('does not hold')} do not")
         if self.count("not checked"):
-            parts.append(f"{self.count('not checked')} could not be made")
+            parts.append(f"{self.count('not checked')} could not run")
         return f"{', '.join(parts)} ({self.duration_s:.0f} s, {self.base_url}, model {self.model})"
 
 
 def to_json(report: Report) -> str:
-    """The report as JSON, with the text of the points."""
+    """Return the report as JSON, with the text of the points."""
     return json.dumps(dataclasses.asdict(report) | {"points": POINTS}, ensure_ascii=False, indent=1) + "\n"
 
 
 def to_table(report: Report) -> RenderableType:
-    """One table per area, one line per check; below a check that does not hold, what was expected and seen."""
+    """Return one table per area with one line per check, and both values of each check that does not hold."""
     tables: list[RenderableType] = [_area_table(report, area) for area in report.areas]
     return Group(*tables, Text(report.summary(), style="bold green" if report.all_hold else "bold red"))
 
@@ -105,7 +105,7 @@ def _title(report: Report, area: str) -> str:
 
 
 def to_markdown(report: Report) -> str:
-    """A table of counts per area, and a list of all checks per area."""
+    """Return a table of counts per area, and a list of all checks per area."""
     lines = ["| area | holds | does not | not checked |", "|---|---|---|---|"]
     lines += [f"| {area} | {_counts(report, area)} |" for area in report.areas]
     lines.append(f"| **all** | {_counts(report, None)} |")

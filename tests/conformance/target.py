@@ -1,4 +1,4 @@
-"""The server under check, and how the suite talks to it: the official clients, and plain HTTP."""
+"""The server under check, and the clients of the suite: the official ones and plain HTTP."""
 
 import time
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ _POLL_S: Final = 0.5
 
 
 class UnusableTargetError(Exception):
-    """Nothing can be checked: the server does not answer, refuses the key, or does not know the model."""
+    """The server cannot be checked: it does not answer, refuses the key, or does not know the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server and what to use on it.
+    """A server, and the keys and models to use on it.
 
     Attributes:
-        base_url: with ``/v1`` at its end, as the official clients take it.
+        base_url: URL that ends with ``/v1``, as the official clients expect.
         api_key: a key that may read and submit.
-        model: answers ``/v1/chat/completions``.
-        completions_model: perhaps answers ``/v1/completions``.
-        embeddings_model: perhaps answers ``/v1/embeddings``.
-        timeout_s: how long to wait for the end of a batch.
-        large: whether to upload more than 200 MB.
+        model: a model that answers ``/v1/chat/completions``.
+        completions_model: the model for ``/v1/completions``; it may not serve it.
+        embeddings_model: the model for ``/v1/embeddings``; it may not serve it.
+        timeout_s: seconds to wait for the end of a batch.
+        large: upload a file of more than 200 MB too.
         other_api_key: a key of another project, or "".
     """
 
@@ -40,25 +40,25 @@ class Target:
     other_api_key: str = field(default="", repr=False)
 
     def client(self, **options: Any) -> openai.OpenAI:
-        """The official client; it repeats nothing unless told to."""
+        """Create the official client, by default without retries."""
         return openai.OpenAI(**{"base_url": self.base_url, "api_key": self.api_key, "max_retries": 0, **options})
 
     def async_client(self, **options: Any) -> openai.AsyncOpenAI:
-        """The official asynchronous client."""
+        """Create the official asynchronous client, by default without retries."""
         return openai.AsyncOpenAI(**{"base_url": self.base_url, "api_key": self.api_key, "max_retries": 0, **options})
 
     def http(self, **headers: str) -> httpx.Client:
-        """Plain HTTP with a good key, for what the official client would not send."""
+        """Create a plain HTTP client with a valid key, for requests that the official client would not send."""
         return httpx.Client(
             base_url=f"{self.base_url}/", headers={"authorization": f"Bearer {self.api_key}", **headers}, timeout=60
         )
 
 
 def check_usable(target: Target) -> None:
-    """Asks for the model, so that a wrong address or key is told once and not 200 times.
+    """Request the model, so that a wrong address or key is reported once and not 200 times.
 
     Raises:
-        UnusableTargetError: the message says what to change.
+        UnusableTargetError: the message names what to change.
     """
     try:
         with target.client() as client:
@@ -67,22 +67,22 @@ def check_usable(target: Target) -> None:
         raise UnusableTargetError(f"{target.base_url} refuses the API key") from None
     except openai.NotFoundError:
         raise UnusableTargetError(
-            f"{target.base_url} knows no model {target.model!r}, or is no OpenAI-compatible base URL (it ends with /v1)"
+            f"{target.base_url} does not serve {target.model!r}, or is not an OpenAI-compatible URL (ends with /v1)"
         ) from None
     except openai.OpenAIError as error:
         raise UnusableTargetError(f"{target.base_url} does not answer: {error}") from None
 
 
 def contract_fields(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch without what servers add to it under names of their own."""
+    """Return a batch without the fields that servers add (``x_…``)."""
     return {name: value for name, value in batch.items() if not name.startswith("x_")}
 
 
 @dataclass(slots=True, kw_only=True)
 class Watched:
-    """A batch that is waited for, and each status that was seen meanwhile.
+    """A batch to wait for, and each status that it has shown.
 
-    The time to wait counts from the beginning, so that a server on which many batches never end is given up once.
+    The timeout counts from the creation of this object, so a server on which no batch ends costs one timeout.
     """
 
     client: openai.OpenAI
@@ -93,17 +93,17 @@ class Watched:
     _began_s: float = field(default_factory=time.monotonic)
 
     def look(self) -> dict[str, Any]:
-        """The batch as it is now."""
+        """Return the current batch."""
         batch: dict[str, Any] = self.client.batches.retrieve(self.id).to_dict()
         if not self.statuses or self.statuses[-1] != batch["status"]:
             self.statuses.append(str(batch["status"]))
         return batch
 
     def when_past(self, *statuses: str) -> dict[str, Any]:
-        """The batch once it has left these statuses.
+        """Wait until the batch has left these statuses, and return it.
 
         Raises:
-            TimeoutError: it has not in time.
+            TimeoutError: the batch is still in one of them after the timeout.
         """
         while (batch := self.look())["status"] in statuses:
             if time.monotonic() > self._began_s + self.timeout_s:
@@ -112,7 +112,7 @@ class Watched:
         return batch
 
     def ended(self) -> dict[str, Any]:
-        """The batch at its end; asked for once."""
+        """Wait for the end of the batch and return it; later calls return the same object."""
         if self._last is None:
             self._last = self.when_past("validating", "in_progress", "finalizing", "cancelling")
         return self._last

@@ -1,4 +1,4 @@
-"""API keys, and the headers around them."""
+"""API keys and related headers."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_without_a_key_it_is_a_401_without_a_code(target: Target, route: str) -> None:
+def test_a_missing_key_is_a_401_without_a_code(target: Target, route: str) -> None:
     method, path = ROUTES[route]
     answer = httpx.request(method, f"{target.base_url}/{path}", json=REQUEST if route == "creation" else None)
     assert answer.status_code == 401
@@ -36,7 +36,7 @@ def test_without_a_key_it_is_a_401_without_a_code(target: Target, route: str) ->
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_with_a_wrong_key_it_is_a_401_with_its_code(target: Target, route: str) -> None:
+def test_a_wrong_key_is_a_401_with_a_code(target: Target, route: str) -> None:
     method, path = ROUTES[route]
     with target.http(authorization=f"Bearer {WRONG_KEY}") as http:
         answer = http.request(method, path, json=REQUEST if route == "creation" else None)
@@ -45,7 +45,7 @@ def test_with_a_wrong_key_it_is_a_401_with_its_code(target: Target, route: str) 
 
 
 @pytest.mark.parametrize("value", ["Basic c2VjcmV0OnNlY3JldA==", "Bearer"], ids=["Basic", "Bearer alone"])
-def test_another_authorization_is_a_401(target: Target, value: str) -> None:
+def test_another_authorization_scheme_is_a_401(target: Target, value: str) -> None:
     assert httpx.get(f"{target.base_url}/files", headers={"authorization": value}).status_code == 401
 
 
@@ -69,7 +69,7 @@ def test_a_wrong_key_is_not_repeated_in_full(target: Target) -> None:
         assert WRONG_KEY not in http.get("files").text
 
 
-def test_a_wrong_key_is_told_before_a_wrong_request(target: Target) -> None:
+def test_a_wrong_key_is_reported_before_a_wrong_request(target: Target) -> None:
     with target.http(authorization=f"Bearer {WRONG_KEY}") as http:
         assert http.post("batches", json={}).status_code == 401
 

@@ -1,4 +1,4 @@
-"""Cancelling."""
+"""Cancelling batches."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.point("C1")
 
 @pytest.fixture(scope="module")
 def long_batch(prepared: Prepared, client: openai.OpenAI) -> Watched:
-    """A batch that is cancelled as soon as it was created."""
+    """A batch that is cancelled right after its creation."""
     main = prepared.batch("main").look()
     batch = client.batches.create(
         input_file_id=main["input_file_id"],
@@ -28,36 +28,36 @@ def long_batch(prepared: Prepared, client: openai.OpenAI) -> Watched:
 
 
 @pytest.fixture(scope="module")
-def first_answer(http: httpx.Client, long_batch: Watched) -> httpx.Response:
-    """What the first cancel was answered."""
+def first_response(http: httpx.Client, long_batch: Watched) -> httpx.Response:
+    """Response to the first cancel."""
     return http.post(f"batches/{long_batch.id}/cancel")
 
 
-def test_a_cancel_is_answered_with_the_batch(first_answer: httpx.Response, long_batch: Watched) -> None:
-    assert (first_answer.status_code, first_answer.json()["id"]) == (200, long_batch.id)
-    assert first_answer.json()["object"] == "batch"
+def test_a_cancel_returns_the_batch(first_response: httpx.Response, long_batch: Watched) -> None:
+    assert (first_response.status_code, first_response.json()["id"]) == (200, long_batch.id)
+    assert first_response.json()["object"] == "batch"
 
 
-def test_a_batch_is_cancelling_then_or_cancelled(first_answer: httpx.Response) -> None:
-    assert first_answer.json()["status"] in {"cancelling", "cancelled"}
+def test_the_status_after_a_cancel_is_cancelling_or_cancelled(first_response: httpx.Response) -> None:
+    assert first_response.json()["status"] in {"cancelling", "cancelled"}
 
 
-def test_a_cancel_leaves_its_time(first_answer: httpx.Response) -> None:
-    assert type(first_answer.json()["cancelling_at"]) is int
+def test_a_cancel_sets_cancelling_at(first_response: httpx.Response) -> None:
+    assert type(first_response.json()["cancelling_at"]) is int
 
 
-@pytest.mark.usefixtures("first_answer")
+@pytest.mark.usefixtures("first_response")
 def test_a_cancel_can_be_repeated(http: httpx.Client, long_batch: Watched) -> None:
     answer = http.post(f"batches/{long_batch.id}/cancel")
     assert answer.status_code == 200
     assert answer.json()["status"] in {"cancelling", "cancelled"}
 
 
-def test_the_cancel_of_a_cancelled_batch_changes_nothing(client: openai.OpenAI, cancelled: dict[str, Any]) -> None:
+def test_cancelling_a_cancelled_batch_changes_nothing(client: openai.OpenAI, cancelled: dict[str, Any]) -> None:
     assert contract_fields(client.batches.cancel(cancelled["id"]).to_dict()) == contract_fields(cancelled)
 
 
-def test_a_batch_that_runs_can_be_cancelled(stopped: Watched) -> None:
+def test_a_running_batch_can_be_cancelled(stopped: Watched) -> None:
     if stopped.ended()["status"] == "completed":
         pytest.skip("the batch completed before it could be cancelled")
     assert stopped.ended()["status"] == "cancelled"
@@ -78,13 +78,13 @@ def _assert_conflict(answer: httpx.Response, status: str) -> None:
 
 
 @pytest.mark.point("C2")
-def test_the_cancel_of_a_failed_batch_is_a_conflict(http: httpx.Client, failed: dict[str, Any]) -> None:
+def test_cancelling_a_failed_batch_is_a_conflict(http: httpx.Client, failed: dict[str, Any]) -> None:
     _assert_conflict(http.post(f"batches/{failed['id']}/cancel"), "failed")
 
 
 @pytest.mark.late
 @pytest.mark.point("C2")
-def test_the_cancel_of_a_completed_batch_is_a_conflict(http: httpx.Client, main: dict[str, Any]) -> None:
+def test_cancelling_a_completed_batch_is_a_conflict(http: httpx.Client, main: dict[str, Any]) -> None:
     _assert_conflict(http.post(f"batches/{main['id']}/cancel"), "completed")
 
 
@@ -95,7 +95,7 @@ def test_a_refused_cancel_changes_nothing(client: openai.OpenAI, main: dict[str,
 
 
 @pytest.mark.point("C2")
-def test_the_client_does_not_repeat_a_refused_cancel(target: Target, failed: dict[str, Any]) -> None:
+def test_the_client_does_not_retry_a_refused_cancel(target: Target, failed: dict[str, Any]) -> None:
     sent: list[str] = []
     with openai.DefaultHttpxClient(event_hooks={"request": [lambda request: sent.append(str(request.url))]}) as hooked:
         client = target.client(http_client=hooked, max_retries=2)
@@ -105,7 +105,7 @@ def test_the_client_does_not_repeat_a_refused_cancel(target: Target, failed: dic
 
 
 @pytest.mark.point("B8")
-def test_the_cancel_of_an_unknown_batch_is_a_404(http: httpx.Client) -> None:
-    answer = http.post(f"batches/{UNKNOWN_IDS['of a batch']}/cancel")
+def test_cancelling_an_unknown_batch_is_a_404(http: httpx.Client) -> None:
+    answer = http.post(f"batches/{UNKNOWN_IDS['id of a batch']}/cancel")
     assert answer.status_code == 404
     assert answer.json()["error"]["type"] == "invalid_request_error"

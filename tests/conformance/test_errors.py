@@ -1,4 +1,4 @@
-"""The form of every error, and what all answers have in common."""
+"""Shape of every error, and properties of all responses."""
 
 import asyncio
 from typing import Any
@@ -17,26 +17,26 @@ BAD_REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "an unknown file": ("GET", "files/file-none", {}),
     "the content of an unknown file": ("GET", "files/file-none/content", {}),
     "the deletion of an unknown file": ("DELETE", "files/file-none", {}),
-    "an upload without anything": ("POST", "files", {}),
+    "an empty upload": ("POST", "files", {}),
     "a wrong limit of files": ("GET", "files?limit=0", {}),
     "an unknown batch": ("GET", "batches/batch_none", {}),
     "the cancel of an unknown batch": ("POST", "batches/batch_none/cancel", {}),
-    "a creation without anything": ("POST", "batches", {"json": {}}),
+    "an empty creation": ("POST", "batches", {"json": {}}),
     "a wrong limit of batches": ("GET", "batches?limit=101", {}),
     "an unknown model": ("GET", "models/no-such-model", {}),
     "an unknown path": ("GET", "no/such/path", {}),
-    "a method that the path has not": ("PUT", "batches", {}),
+    "an unsupported method": ("PUT", "batches", {}),
 }
 
 
 @pytest.fixture(scope="module", params=BAD_REQUESTS)
 def refusal(request: pytest.FixtureRequest, http: httpx.Client) -> httpx.Response:
-    """The answer to one of the bad requests."""
+    """Response to one of the bad requests."""
     method, path, options = BAD_REQUESTS[request.param]
     return http.request(method, path, **options)
 
 
-def test_an_error_is_a_4xx_in_json(refusal: httpx.Response) -> None:
+def test_an_error_is_a_4xx_with_json(refusal: httpx.Response) -> None:
     assert (refusal.status_code // 100, refusal.headers["content-type"].split(";")[0]) == (4, "application/json")
 
 
@@ -44,7 +44,7 @@ def test_an_error_has_the_four_fields(refusal: httpx.Response) -> None:
     assert sorted(refusal.json()["error"]) == ["code", "message", "param", "type"]
 
 
-def test_an_error_says_what_is_wrong(refusal: httpx.Response) -> None:
+def test_an_error_has_a_message_and_a_type(refusal: httpx.Response) -> None:
     error = refusal.json()["error"]
     assert (type(error["message"]), error["type"]) == (str, "invalid_request_error")
     assert error["message"] != ""
@@ -57,7 +57,7 @@ def test_an_error_has_a_request_id(refusal: httpx.Response) -> None:
 
 @pytest.mark.point("E3")
 @pytest.mark.parametrize("path", ["files?limit=1", "batches?limit=1", "models"])
-def test_an_answer_has_a_request_id(http: httpx.Client, path: str) -> None:
+def test_a_response_has_a_request_id(http: httpx.Client, path: str) -> None:
     assert http.get(path).headers.get("x-request-id", "") != ""
 
 
@@ -67,7 +67,7 @@ def test_request_ids_differ(http: httpx.Client) -> None:
 
 
 @pytest.mark.point("E3")
-def test_the_client_knows_the_request_id(client: openai.OpenAI) -> None:
+def test_the_client_exposes_the_request_id(client: openai.OpenAI) -> None:
     assert client.models.list()._request_id not in {None, ""}
 
 
@@ -98,7 +98,7 @@ def test_the_client_raises_not_found_for_a_file(client: openai.OpenAI) -> None:
     assert caught.value.request_id not in {None, ""}
 
 
-def test_a_creation_over_a_megabyte_is_refused_in_the_envelope(http: httpx.Client) -> None:
+def test_a_creation_over_a_megabyte_is_refused_with_an_error_object(http: httpx.Client) -> None:
     answer = http.post("batches", json={**REQUEST, "metadata": {"x": "v" * (2 << 20)}})
     assert answer.status_code in {400, 413}
     assert answer.json()["error"]["type"] == "invalid_request_error"

@@ -1,4 +1,4 @@
-"""What cloister promises beyond the contract, in its spirit."""
+"""cloister's extensions of the contract."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ Lines = list[dict[str, Any]]
 Events = list[dict[str, str]]
 late = pytest.mark.late
 LISTED_AT_MOST = 1_000
-# Others may use the project meanwhile: their files stand between those of the suite.
+# Other clients may use the project at the same time: their files appear between those of the suite.
 PAGED_AT_MOST = 50
 
 
@@ -35,18 +35,18 @@ def create(http: httpx.Client, key: str, **changes: Any) -> httpx.Response:
 
 
 @pytest.mark.point("X2")
-def test_creations_under_one_idempotency_key_make_one_batch(http: httpx.Client) -> None:
+def test_creations_with_the_same_idempotency_key_make_one_batch(http: httpx.Client) -> None:
     key = secrets.token_hex()
     assert create(http, key).json()["id"] == create(http, key).json()["id"]
 
 
 @pytest.mark.point("X2")
-def test_creations_under_two_idempotency_keys_make_two(http: httpx.Client) -> None:
+def test_creations_with_two_idempotency_keys_make_two_batches(http: httpx.Client) -> None:
     assert create(http, secrets.token_hex()).json()["id"] != create(http, secrets.token_hex()).json()["id"]
 
 
 @pytest.mark.point("X2")
-def test_an_idempotency_key_cannot_be_used_for_another_request(http: httpx.Client) -> None:
+def test_an_idempotency_key_is_refused_for_another_request(http: httpx.Client) -> None:
     key = secrets.token_hex()
     create(http, key)
     answer = create(http, key, metadata={"another": "request"})
@@ -56,9 +56,9 @@ def test_an_idempotency_key_cannot_be_used_for_another_request(http: httpx.Clien
 
 @pytest.fixture(scope="module")
 def extension(prepared: Prepared) -> dict[str, Any]:
-    """The extension object of a batch."""
-    told: dict[str, Any] = prepared.batch("main").look()["x_cloister"]
-    return told
+    """The object x_cloister of a batch."""
+    found: dict[str, Any] = prepared.batch("main").look()["x_cloister"]
+    return found
 
 
 @pytest.mark.point("X3")
@@ -75,20 +75,20 @@ def extension(prepared: Prepared) -> dict[str, Any]:
     ids=["queue_position", "rate_rows_per_second", "eta_seconds", "estimated_completion_at", "deadline_risk",
          "gpu_seconds"],
 )  # fmt: skip
-def test_a_batch_tells_of_itself_its(extension: dict[str, Any], field: str, kinds: tuple[type, ...]) -> None:
+def test_x_cloister_has(extension: dict[str, Any], field: str, kinds: tuple[type, ...]) -> None:
     assert type(extension[field]) in kinds
 
 
 @late
 @pytest.mark.point("X3")
-def test_a_batch_that_has_ended_is_in_no_queue(main: dict[str, Any]) -> None:
+def test_an_ended_batch_has_no_queue_position_and_no_eta(main: dict[str, Any]) -> None:
     assert (main["x_cloister"]["queue_position"], main["x_cloister"]["eta_seconds"]) == (None, None)
 
 
 @late
 @pytest.mark.point("X4")
 @pytest.mark.parametrize(("kind", "field"), [("output", "output_file_id"), ("error", "error_file_id")])
-def test_results_of_a_batch_that_has_ended_are_its_file(
+def test_results_of_an_ended_batch_equal_its_file(
     http: httpx.Client, client: openai.OpenAI, main: dict[str, Any], kind: str, field: str
 ) -> None:
     answer = http.get(f"batches/{main['id']}/results", params={"kind": kind})
@@ -97,7 +97,7 @@ def test_results_of_a_batch_that_has_ended_are_its_file(
 
 
 @pytest.mark.point("X4")
-def test_results_can_be_asked_for_before_there_are_any(
+def test_results_can_be_requested_before_any_exist(
     http: httpx.Client, client: openai.OpenAI, prepared: Prepared
 ) -> None:
     content = jsonl(chat(f"c-{n}", prepared.target.model) for n in range(3))
@@ -116,13 +116,13 @@ def test_a_batch_that_never_ran_has_no_results(http: httpx.Client, failed: dict[
 
 @pytest.mark.point("X4")
 @pytest.mark.parametrize("what", ["results", "events"])
-def test_an_unknown_batch_has_no(http: httpx.Client, what: str) -> None:
+def test_an_unknown_batch_is_a_404_for(http: httpx.Client, what: str) -> None:
     assert http.get(f"batches/batch_none/{what}").status_code == 404
 
 
 @pytest.mark.point("A3")
 @pytest.mark.parametrize("what", ["results", "events"])
-def test_a_batch_of_another_project_has_no(target: Target, prepared: Prepared, what: str) -> None:
+def test_a_batch_of_another_project_is_a_404_for(target: Target, prepared: Prepared, what: str) -> None:
     if not target.other_api_key:
         pytest.skip("no key of another project was given (--other-api-key)")
     with target.http(authorization=f"Bearer {target.other_api_key}") as stranger:
@@ -130,7 +130,7 @@ def test_a_batch_of_another_project_has_no(target: Target, prepared: Prepared, w
 
 
 def parsed(text: str) -> Events:
-    """Server-sent events; comments and what is no event are left out."""
+    """Parse server-sent events, without comments and blocks that are not events."""
     events = []
     for block in text.split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line and line[0] != ":")
@@ -146,29 +146,27 @@ def events_of(http: httpx.Client, batch_id: str, last_id: str | None = None) -> 
 
 @pytest.fixture(scope="module")
 def history(http: httpx.Client, cancelled: dict[str, Any]) -> Events:
-    """The events of a batch that has ended."""
+    """Events of an ended batch."""
     answer = events_of(http, cancelled["id"])
     assert answer.headers["content-type"].split(";")[0] == "text/event-stream"
     return [event for event in parsed(answer.text) if "id" in event]
 
 
 @pytest.mark.point("X5")
-def test_events_tell_each_state(history: Events) -> None:
+def test_events_contain_each_state(history: Events) -> None:
     states = [event["event"] for event in history if event["event"].startswith("batch.")]
     assert (states[0], states[-2:]) == ("batch.validating", ["batch.cancelling", "batch.cancelled"])
 
 
 @pytest.mark.point("X5")
-def test_events_have_rising_ids_and_json(history: Events) -> None:
+def test_events_have_increasing_ids_and_json_data(history: Events) -> None:
     ids = [int(event["id"]) for event in history]
     assert ids == sorted(set(ids))
     assert {type(json.loads(event["data"])) for event in history} == {dict}
 
 
 @pytest.mark.point("X5")
-def test_events_go_on_after_the_last_one_that_came(
-    http: httpx.Client, cancelled: dict[str, Any], history: Events
-) -> None:
+def test_events_resume_after_the_last_event_id(http: httpx.Client, cancelled: dict[str, Any], history: Events) -> None:
     answer = events_of(http, cancelled["id"], history[0]["id"])
     assert [event for event in parsed(answer.text) if "id" in event] == history[1:]
 
@@ -179,7 +177,7 @@ def test_nothing_follows_the_last_event(http: httpx.Client, cancelled: dict[str,
 
 
 @pytest.mark.point("X5")
-def test_events_come_while_they_happen(target: Target, http: httpx.Client, prepared: Prepared) -> None:
+def test_events_are_streamed_as_they_happen(target: Target, http: httpx.Client, prepared: Prepared) -> None:
     request = {"input_file_id": prepared.created["main"]["input_file_id"], "endpoint": CHAT}
     batch_id = http.post("batches", json={**request, "completion_window": "24h"}).json()["id"]
     seen = []
@@ -202,7 +200,7 @@ def test_a_creation_with_an_unknown_parameter_is_refused(http: httpx.Client) -> 
 @pytest.mark.parametrize(
     ("name", "hint"), [("gzip", "gzip"), ("a JSON array", "array"), ("UTF-16", "UTF-8"), ("CSV", "one JSON object")]
 )
-def test_an_upload_that_is_no_jsonl_is_told_what_to_do(prepared: Prepared, name: str, hint: str) -> None:
+def test_an_error_for_a_file_that_is_not_jsonl_contains_a_remedy(prepared: Prepared, name: str, hint: str) -> None:
     assert NO_JSONL[name]
     assert hint in str(prepared.refusals[name])
 
@@ -211,39 +209,39 @@ def errors_of(client: openai.OpenAI, target: Target, content: bytes) -> list[dic
     file = client.files.create(file=("a.jsonl", content), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
     ended = Watched(client=client, id=batch.id, timeout_s=target.timeout_s).ended()
-    told: list[dict[str, Any]] = ended["errors"]["data"]
-    return told
+    errors: list[dict[str, Any]] = ended["errors"]["data"]
+    return errors
 
 
 @pytest.mark.point("X6")
-def test_a_misspelt_model_is_told_with_the_right_one(client: openai.OpenAI, target: Target) -> None:
+def test_an_error_for_a_misspelt_model_names_a_similar_model(client: openai.OpenAI, target: Target) -> None:
     (error,) = errors_of(client, target, jsonl([chat("a", f"{target.model}x")]))
     assert f"'{target.model}'" in error["message"]
 
 
 @pytest.mark.point("X6")
-def test_all_that_is_wrong_with_one_line_is_told(client: openai.OpenAI, target: Target) -> None:
-    told = errors_of(client, target, jsonl([{"method": "PUT", "url": "/v1/poems"}]))
-    assert {(error["code"], error["line"]) for error in told} == {
+def test_all_errors_of_one_line_are_reported(client: openai.OpenAI, target: Target) -> None:
+    errors = errors_of(client, target, jsonl([{"method": "PUT", "url": "/v1/poems"}]))
+    assert {(error["code"], error["line"]) for error in errors} == {
         ("missing_required_parameter", 1), ("invalid_method", 1), ("invalid_url", 1),
     }  # fmt: skip
-    assert {error["param"] for error in told} == {"custom_id", "method", "url", "body"}
+    assert {error["param"] for error in errors} == {"custom_id", "method", "url", "body"}
 
 
 @pytest.mark.point("X6")
-def test_a_thousand_errors_are_listed(client: openai.OpenAI, target: Target) -> None:
+def test_at_most_a_thousand_errors_are_listed(client: openai.OpenAI, target: Target) -> None:
     assert len(errors_of(client, target, b"{\n" * (LISTED_AT_MOST + 100))) == LISTED_AT_MOST
 
 
 @pytest.mark.point("X6")
-def test_the_file_of_a_result_cannot_be_an_input(client: openai.OpenAI, target: Target, main: dict[str, Any]) -> None:
+def test_an_output_file_cannot_be_an_input_file(client: openai.OpenAI, target: Target, main: dict[str, Any]) -> None:
     batch = client.batches.create(input_file_id=main["output_file_id"], endpoint=CHAT, completion_window="24h")
     ended = Watched(client=client, id=batch.id, timeout_s=target.timeout_s).ended()
     assert (ended["status"], ended["errors"]["data"][0]["param"]) == ("failed", "file_id")
 
 
 @pytest.mark.point("X6")
-def test_files_can_be_deleted_while_they_are_paged(client: openai.OpenAI) -> None:
+def test_files_can_be_deleted_during_paging(client: openai.OpenAI) -> None:
     made = {client.files.create(file=(f"{n}.jsonl", b"{}"), purpose="batch").id for n in range(5)}
     deleted = set()
     for file in itertools.islice(client.files.list(limit=2), PAGED_AT_MOST):

@@ -1,4 +1,4 @@
-"""Files that were uploaded: their object, their content, their deletion."""
+"""Uploaded files: their object, content and deletion."""
 
 import asyncio
 from pathlib import Path
@@ -19,18 +19,18 @@ CONTENTS = {
     "byte order mark": b'\xef\xbb\xbf{"custom_id":"a"}\n',
     "blank lines": b'\n\n{"custom_id":"a"}\n\n  \n',
     "no last line break": b'{"custom_id":"a"}',
-    "bytes that are no UTF-8": b'{"custom_id":"\xff\xfe\x00"}\n',
+    "bytes that are not UTF-8": b'{"custom_id":"\xff\xfe\x00"}\n',
     "a line of 3 MB": b'{"custom_id":"' + b"a" * 3_000_000 + b'"}\n',
 }
-# All well formed as part of a path; none exists.
+# All are valid in a path; none exists.
 UNKNOWN_IDS = {
-    "of the right form": "file-00000000000000000000000000000000",
-    "of another form": "nonsense",
-    "of a batch": "batch_00000000000000000000000000000000",
+    "well formed": "file-00000000000000000000000000000000",
+    "malformed": "nonsense",
+    "id of a batch": "batch_00000000000000000000000000000000",
     "with dots": "file-..%2f..%2fetc%2fpasswd",
     "with quotes": "file-'%20OR%201=1--",
     "of 5,000 characters": "file-" + "0" * 5_000,
-    "that is not ASCII": "file-%C3%BC%E2%82%AC",
+    "not ASCII": "file-%C3%BC%E2%82%AC",
 }
 
 
@@ -38,18 +38,18 @@ def upload(client: openai.OpenAI, content: bytes = CONTENTS["ASCII"]) -> str:
     return client.files.create(file=("input.jsonl", content), purpose="batch").id
 
 
-def test_a_file_is_told_as_at_its_upload(client: openai.OpenAI) -> None:
+def test_a_file_is_retrieved_as_uploaded(client: openai.OpenAI) -> None:
     file = client.files.create(file=("input.jsonl", b"{}"), purpose="batch")
     assert client.files.retrieve(file.id).to_dict() == file.to_dict()
 
 
-def test_the_client_waits_for_the_processing_of_a_file(client: openai.OpenAI) -> None:
+def test_the_client_waits_until_a_file_is_processed(client: openai.OpenAI) -> None:
     assert client.files.wait_for_processing(upload(client), max_wait_seconds=60).status == "processed"
 
 
 @pytest.mark.point("F2")
 @pytest.mark.parametrize("kind", CONTENTS)
-def test_content_comes_back_byte_for_byte(client: openai.OpenAI, kind: str) -> None:
+def test_content_is_returned_byte_for_byte(client: openai.OpenAI, kind: str) -> None:
     read = client.files.content(upload(client, CONTENTS[kind])).read()
     assert len(read) == len(CONTENTS[kind])
     assert read[:200] == CONTENTS[kind][:200]
@@ -77,13 +77,13 @@ def test_the_async_client_reads_content(target: Target, client: openai.OpenAI) -
 
 @pytest.fixture(scope="module")
 def deleted(http: httpx.Client, client: openai.OpenAI) -> dict[str, Any]:
-    """The answer to a deletion."""
+    """Response to a deletion."""
     answer: dict[str, Any] = http.delete(f"files/{upload(client)}").raise_for_status().json()
     return answer
 
 
 @pytest.mark.point("F3")
-def test_a_deletion_says_so(deleted: dict[str, Any]) -> None:
+def test_a_deletion_returns_deleted_true(deleted: dict[str, Any]) -> None:
     assert deleted == {"id": deleted["id"], "object": "file", "deleted": True}
 
 
@@ -105,14 +105,14 @@ def test_a_deleted_file_is_not_listed(client: openai.OpenAI, deleted: dict[str, 
 @pytest.mark.parametrize("form", UNKNOWN_IDS)
 def test_an_unknown_file_is_a_404(http: httpx.Client, form: str) -> None:
     answer = http.get(f"files/{UNKNOWN_IDS[form]}")
-    # A server may refuse an id that cannot be one.
-    assert answer.status_code in ({404} if form == "of the right form" else {400, 404, 414})
+    # A server may refuse an id that cannot be valid.
+    assert answer.status_code in ({404} if form == "well formed" else {400, 404, 414})
     if answer.status_code != 414:
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("what", ["content", "deletion"])
-def test_there_is_nothing_of_an_unknown_file(client: openai.OpenAI, what: str) -> None:
+def test_an_unknown_file_is_a_404_for(client: openai.OpenAI, what: str) -> None:
     act = client.files.content if what == "content" else client.files.delete
     with pytest.raises(openai.NotFoundError):
-        act(UNKNOWN_IDS["of the right form"])
+        act(UNKNOWN_IDS["well formed"])

@@ -1,4 +1,4 @@
-"""A key of one project against the objects of another."""
+"""Access with a key of another project."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.point("A3")
 
 @pytest.fixture(scope="module")
 def stranger(target: Target) -> Iterator[openai.OpenAI]:
-    """The official client with a key of another project."""
+    """Official client with a key of another project."""
     if not target.other_api_key:
         pytest.skip("no key of another project was given (--other-api-key)")
     with target.client(api_key=target.other_api_key) as opened:
@@ -24,8 +24,8 @@ def stranger(target: Target) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def strange_http(target: Target, stranger: openai.OpenAI) -> Iterator[httpx.Client]:
-    """Plain HTTP with that key."""
+def stranger_http(target: Target, stranger: openai.OpenAI) -> Iterator[httpx.Client]:
+    """Plain HTTP client with that key."""
     with target.http(authorization=f"Bearer {stranger.api_key}") as opened:
         yield opened
 
@@ -36,47 +36,51 @@ def strange_http(target: Target, stranger: openai.OpenAI) -> Iterator[httpx.Clie
     ids=["object", "content", "deletion"],
 )
 def test_a_file_of_another_project_is_a_404(
-    strange_http: httpx.Client, prepared: Prepared, method: str, path: str
+    stranger_http: httpx.Client, prepared: Prepared, method: str, path: str
 ) -> None:
     file_id = prepared.created["main"]["input_file_id"]
-    assert strange_http.request(method, path.format(file_id)).status_code == 404
+    assert stranger_http.request(method, path.format(file_id)).status_code == 404
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "batches/{}"), ("POST", "batches/{}/cancel")])
 def test_a_batch_of_another_project_is_a_404(
-    strange_http: httpx.Client, prepared: Prepared, method: str, path: str
+    stranger_http: httpx.Client, prepared: Prepared, method: str, path: str
 ) -> None:
-    assert strange_http.request(method, path.format(prepared.batch("main").id)).status_code == 404
+    assert stranger_http.request(method, path.format(prepared.batch("main").id)).status_code == 404
 
 
-def test_what_is_not_there_and_what_is_not_ones_own_look_the_same(
-    strange_http: httpx.Client, prepared: Prepared
+def test_a_missing_batch_and_a_batch_of_another_project_look_the_same(
+    stranger_http: httpx.Client, prepared: Prepared
 ) -> None:
     batch_id = prepared.batch("main").id
-    there, nowhere = strange_http.get(f"batches/{batch_id}"), strange_http.get("batches/batch_none")
-    assert there.text.replace(batch_id, "ID") == nowhere.text.replace("batch_none", "ID")
+    foreign, missing = stranger_http.get(f"batches/{batch_id}"), stranger_http.get("batches/batch_none")
+    assert foreign.text.replace(batch_id, "ID") == missing.text.replace("batch_none", "ID")
 
 
 @pytest.mark.parametrize("path", ["files", "batches"])
-def test_nothing_of_another_project_is_listed(strange_http: httpx.Client, prepared: Prepared, path: str) -> None:
+def test_nothing_of_another_project_is_listed(stranger_http: httpx.Client, prepared: Prepared, path: str) -> None:
     own = {watched.id for watched in prepared.batches.values()}
     own |= {batch["input_file_id"] for batch in prepared.created.values()}
-    assert own & {item["id"] for item in strange_http.get(path, params={"limit": 100}).json()["data"]} == set()
+    assert own & {item["id"] for item in stranger_http.get(path, params={"limit": 100}).json()["data"]} == set()
 
 
 @pytest.mark.parametrize("path", ["files", "batches"])
-def test_an_object_of_another_project_is_no_cursor(strange_http: httpx.Client, prepared: Prepared, path: str) -> None:
+def test_an_object_of_another_project_is_refused_as_a_cursor(
+    stranger_http: httpx.Client, prepared: Prepared, path: str
+) -> None:
     created: dict[str, Any] = prepared.created["main"]
     after = created["input_file_id"] if path == "files" else created["id"]
-    assert strange_http.get(path, params={"after": after}).status_code in {400, 404}
+    assert stranger_http.get(path, params={"after": after}).status_code in {400, 404}
 
 
-def test_a_file_of_another_project_is_no_input(stranger: openai.OpenAI, target: Target, prepared: Prepared) -> None:
+def test_a_file_of_another_project_is_refused_as_an_input(
+    stranger: openai.OpenAI, target: Target, prepared: Prepared
+) -> None:
     file_id = prepared.created["main"]["input_file_id"]
     batch = stranger.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h")
     ended = Watched(client=stranger, id=batch.id, timeout_s=target.timeout_s).ended()
     assert [(error["code"], error["param"]) for error in ended["errors"]["data"]] == [("invalid_request", "file_id")]
 
 
-def test_the_owner_still_has_them(client: openai.OpenAI, prepared: Prepared) -> None:
+def test_the_owner_keeps_its_file(client: openai.OpenAI, prepared: Prepared) -> None:
     assert client.files.retrieve(prepared.created["main"]["input_file_id"]).status == "processed"

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.point("M1")
 
 @pytest.fixture(scope="module")
 def listed(http: httpx.Client) -> dict[str, Any]:
-    """The listing of models."""
+    """Listing of models."""
     answer: dict[str, Any] = http.get("models").raise_for_status().json()
     return answer
 
@@ -38,7 +38,7 @@ def test_every_model_is_a_model_object(listed: dict[str, Any]) -> None:
     assert {model["object"] for model in listed["data"]} == {"model"}
 
 
-def test_a_model_is_told_as_in_the_listing(target: Target, client: openai.OpenAI, listed: dict[str, Any]) -> None:
+def test_a_model_is_retrieved_as_listed(target: Target, client: openai.OpenAI, listed: dict[str, Any]) -> None:
     assert client.models.retrieve(target.model).to_dict() in listed["data"]
 
 

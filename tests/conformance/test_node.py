@@ -1,4 +1,4 @@
-"""A short pass with the official Node client, where Node and npm are there."""
+"""Checks with the official Node client; skipped without Node and npm."""
 
 import json
 import os
@@ -24,11 +24,11 @@ CHECKS: Final = (
     "it creates a batch and waits for its end",
     "it reads an output file",
     "it cancels a cancelled batch",
-    "it raises ConflictError and does not repeat",
+    "it raises ConflictError and does not retry",
     "it raises NotFoundError",
     "it raises BadRequestError",
     "it raises AuthenticationError",
-    "it makes one batch although the first answer was lost",
+    "it makes one batch if the first response is lost",
 )
 SOURCE: Final = Path(__file__).parent / "node"
 BUILD: Final = Path(__file__).parents[2] / "build" / "conformance_node"
@@ -39,13 +39,13 @@ TIMEOUT_S: Final = 300
 
 @pytest.fixture(scope="module")
 def program() -> list[str]:
-    """The command that runs the pass; skips with the reason where it cannot run."""
+    """Command that runs the Node checks; skips with the reason if it cannot run."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("node or npm is not installed")
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     if int(version.removeprefix("v").split(".")[0]) < OLDEST_NODE:
-        pytest.skip(f"node is {version}; the client needs {OLDEST_NODE} at least")
+        pytest.skip(f"node is {version}; the client needs {OLDEST_NODE} or newer")
     BUILD.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "pass.mjs"):
         shutil.copy(SOURCE / name, BUILD / name)
@@ -59,7 +59,7 @@ def program() -> list[str]:
 def results(
     program: list[str], target: Target, main: dict[str, Any], failed: dict[str, Any], cancelled: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """What the pass printed, by the name of the check."""
+    """Results that the Node program printed, by the name of the check."""
     arguments = [target.base_url, main["output_file_id"], failed["id"], cancelled["id"], NO_FILE]
     done = subprocess.run(
         [*program, *arguments],
@@ -70,8 +70,8 @@ def results(
         timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    return {result["name"]: result for result in told}
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    return {result["name"]: result for result in printed}
 
 
 @pytest.mark.parametrize("name", CHECKS)

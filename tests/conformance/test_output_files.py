@@ -1,4 +1,4 @@
-"""Output and error file, and their lines."""
+"""Output and error files, and their lines."""
 
 import asyncio
 from typing import Any
@@ -23,11 +23,11 @@ def test_a_line_has_the_four_fields(output: Lines) -> None:
     assert {tuple(sorted(row)) for row in output} == {("custom_id", "error", "id", "response")}
 
 
-def test_the_ids_of_lines_start_with_batch_req(output: Lines, errors: Lines) -> None:
+def test_line_ids_start_with_batch_req(output: Lines, errors: Lines) -> None:
     assert {row["id"][:10] for row in output + errors} == {"batch_req_"}
 
 
-def test_the_ids_of_lines_are_unique(output: Lines, errors: Lines) -> None:
+def test_line_ids_are_unique(output: Lines, errors: Lines) -> None:
     ids = [row["id"] for row in output + errors]
     assert len(set(ids)) == len(ids)
 
@@ -61,9 +61,9 @@ def test_every_refused_request_has_one_line_in_the_error_file(errors: Lines, wor
 
 
 @pytest.mark.point("O3")
-def test_odd_custom_ids_come_back_unchanged(output: Lines, workload: Workload) -> None:
-    odd = {name for name in workload.answered if not name.isalnum()}
-    assert odd - by_id(output).keys() == set()
+def test_unusual_custom_ids_are_returned_unchanged(output: Lines, workload: Workload) -> None:
+    unusual = {name for name in workload.answered if not name.isalnum()}
+    assert unusual - by_id(output).keys() == set()
 
 
 @pytest.mark.point("O2")
@@ -72,25 +72,23 @@ def test_the_error_file_has_client_errors_only(errors: Lines) -> None:
 
 
 @pytest.mark.point("O2")
-def test_an_http_error_is_in_the_body_and_not_in_error(errors: Lines) -> None:
+def test_an_http_error_is_in_the_body_and_error_is_null(errors: Lines) -> None:
     assert [row["error"] for row in errors if row["error"] is not None] == []
 
 
 @pytest.mark.point("O2")
 @pytest.mark.parametrize("field", ["message", "type", "param", "code"])
-def test_the_body_of_a_refused_row_has_an_error_with(errors: Lines, field: str) -> None:
+def test_the_error_of_a_refused_row_has(errors: Lines, field: str) -> None:
     assert [row for row in errors if field not in row["response"]["body"]["error"]] == []
 
 
 @pytest.mark.point("O2")
-def test_a_refused_row_says_why(errors: Lines) -> None:
+def test_the_error_of_a_refused_row_has_a_text_message(errors: Lines) -> None:
     assert {type(row["response"]["body"]["error"]["message"]) for row in errors} == {str}
 
 
 @pytest.mark.point("O2")
-def test_the_error_file_of_a_batch_whose_every_row_failed_has_them_all(
-    client: openai.OpenAI, all_refused: dict[str, Any]
-) -> None:
+def test_the_error_file_has_all_rows_if_all_fail(client: openai.OpenAI, all_refused: dict[str, Any]) -> None:
     assert client.files.content(all_refused["error_file_id"]).text.count("\n") == 2
 
 
@@ -112,24 +110,24 @@ def test_every_choice_is_a_message_of_the_assistant(output: Lines) -> None:
 
 
 @pytest.mark.point("O5")
-def test_every_choice_tells_why_it_ended(output: Lines) -> None:
+def test_every_choice_has_a_finish_reason(output: Lines) -> None:
     reasons = {choice["finish_reason"] for row in output for choice in row["response"]["body"]["choices"]}
     assert reasons <= {"stop", "length"}
 
 
 @pytest.mark.point("O5")
-def test_a_request_for_two_choices_has_two(output: Lines) -> None:
+def test_a_request_for_two_choices_gets_two(output: Lines) -> None:
     choices = by_id(output)["two choices"]["response"]["body"]["choices"]
     assert [choice["index"] for choice in choices] == [0, 1]
 
 
 @pytest.mark.point("O5")
-def test_a_request_for_one_token_has_one(output: Lines) -> None:
+def test_a_request_for_one_token_gets_one(output: Lines) -> None:
     assert by_id(output)["one token"]["response"]["body"]["usage"]["completion_tokens"] == 1
 
 
 @pytest.mark.point("O5")
-def test_the_official_types_take_a_body(output: Lines) -> None:
+def test_the_official_types_accept_a_body(output: Lines) -> None:
     from openai.types.chat import ChatCompletion
 
     parsed = [ChatCompletion.model_validate(row["response"]["body"]) for row in output]
@@ -138,33 +136,33 @@ def test_the_official_types_take_a_body(output: Lines) -> None:
 
 @pytest.mark.point("O4")
 @pytest.mark.parametrize("name", ["output_file_id", "error_file_id"])
-def test_it_is_a_file_of_purpose_batch_output(client: openai.OpenAI, main: dict[str, Any], name: str) -> None:
+def test_the_file_has_purpose_batch_output(client: openai.OpenAI, main: dict[str, Any], name: str) -> None:
     file = client.files.retrieve(main[name])
     assert (file.purpose, file.status) == ("batch_output", "processed")
 
 
 @pytest.mark.point("O4")
 @pytest.mark.parametrize("name", ["output_file_id", "error_file_id"])
-def test_it_expires_when_the_batch_asked_for(client: openai.OpenAI, main: dict[str, Any], name: str) -> None:
+def test_the_file_has_the_requested_expiry(client: openai.OpenAI, main: dict[str, Any], name: str) -> None:
     file = client.files.retrieve(main[name])
     assert file.expires_at == file.created_at + OUTPUT_EXPIRES_AFTER_S
 
 
 @pytest.mark.point("O4")
 @pytest.mark.parametrize("name", ["output_file_id", "error_file_id"])
-def test_it_has_the_size_that_its_object_tells(client: openai.OpenAI, main: dict[str, Any], name: str) -> None:
+def test_the_file_has_the_size_of_its_object(client: openai.OpenAI, main: dict[str, Any], name: str) -> None:
     assert len(client.files.content(main[name]).read()) == client.files.retrieve(main[name]).bytes
 
 
 @pytest.mark.point("O4")
-def test_output_files_can_be_listed_by_their_purpose(client: openai.OpenAI, main: dict[str, Any]) -> None:
+def test_output_files_can_be_listed_by_purpose(client: openai.OpenAI, main: dict[str, Any]) -> None:
     listed = client.files.list(purpose="batch_output", limit=100).data
     assert {file.purpose for file in listed} == {"batch_output"}
     assert {main["output_file_id"], main["error_file_id"]} - {file.id for file in listed} == set()
 
 
 @pytest.mark.point("O4")
-def test_the_output_file_is_jsonl_by_its_name(client: openai.OpenAI, main: dict[str, Any]) -> None:
+def test_the_name_of_the_output_file_ends_with_jsonl(client: openai.OpenAI, main: dict[str, Any]) -> None:
     assert client.files.retrieve(main["output_file_id"]).filename[-6:] == ".jsonl"
 
 
@@ -178,7 +176,7 @@ def test_the_async_client_reads_the_output(target: Target, main: dict[str, Any],
 
 
 @pytest.mark.point("F2")
-def test_the_input_file_is_as_it_was(client: openai.OpenAI, main: dict[str, Any], workload: Workload) -> None:
+def test_the_input_file_is_unchanged(client: openai.OpenAI, main: dict[str, Any], workload: Workload) -> None:
     assert client.files.content(main["input_file_id"]).read() == workload.content
 
 

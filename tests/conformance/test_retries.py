@@ -1,4 +1,4 @@
-"""Creations that are repeated."""
+"""Retried creations."""
 
 import asyncio
 import itertools
@@ -16,13 +16,13 @@ from tests.conformance.workload import CHAT, NO_FILE
 pytestmark = pytest.mark.point("R1")
 
 _numbers = itertools.count()
-# No check, and no earlier run, shares a request with another.
+# Makes the requests of each check and each run unique.
 _RUN = secrets.token_hex(8)
 
 
 @pytest.fixture
 def request_body() -> dict[str, Any]:
-    """A request for a batch that no other check makes."""
+    """A creation that no other check sends."""
     metadata = {"check": f"{_RUN}-{next(_numbers)}"}
     return {"input_file_id": NO_FILE, "endpoint": CHAT, "completion_window": "24h", "metadata": metadata}
 
@@ -42,25 +42,25 @@ def test_the_same_creation_twice_makes_two_batches(http: httpx.Client, request_b
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_a_repeated_creation_finds_the_first_batch(
+def test_a_retried_creation_returns_the_first_batch(
     http: httpx.Client, request_body: dict[str, Any], attempt: int
 ) -> None:
     assert create(http, request_body, attempt - 1) == create(http, request_body, attempt)
 
 
-def test_a_repeated_creation_whose_first_attempt_never_came_makes_a_batch(
+def test_a_retry_without_a_received_first_attempt_makes_a_batch(
     http: httpx.Client, request_body: dict[str, Any]
 ) -> None:
     assert create(http, request_body, 1)[:6] == "batch_"
 
 
 @pytest.mark.point("R2")
-def test_a_repetition_of_another_request_makes_its_own_batch(http: httpx.Client, request_body: dict[str, Any]) -> None:
+def test_a_retry_of_another_request_makes_its_own_batch(http: httpx.Client, request_body: dict[str, Any]) -> None:
     other = request_body | {"metadata": {"check": f"{_RUN}-other"}}
     assert create(http, request_body, 0) != create(http, other, 1)
 
 
-def test_repetitions_at_the_same_time_make_one_batch(
+def test_concurrent_retries_make_one_batch(
     http: httpx.Client, client: openai.OpenAI, request_body: dict[str, Any]
 ) -> None:
     with ThreadPoolExecutor(6) as threads:
@@ -69,8 +69,8 @@ def test_repetitions_at_the_same_time_make_one_batch(
     assert batches_of(client, request_body) == list(made)
 
 
-class _LosesTheFirstAnswer(openai.DefaultHttpxClient):
-    """Makes of the first answer to a creation one that the official client repeats."""
+class _LosesTheFirstResponse(openai.DefaultHttpxClient):
+    """Turns the first response to a creation into a 503, which the official client retries."""
 
     lost = 0
 
@@ -82,8 +82,8 @@ class _LosesTheFirstAnswer(openai.DefaultHttpxClient):
         return response
 
 
-class _LosesTheFirstAnswerAsync(openai.DefaultAsyncHttpxClient):
-    """The same for the asynchronous client."""
+class _LosesTheFirstResponseAsync(openai.DefaultAsyncHttpxClient):
+    """Asynchronous form of ``_LosesTheFirstResponse``."""
 
     lost = 0
 
@@ -95,21 +95,21 @@ class _LosesTheFirstAnswerAsync(openai.DefaultAsyncHttpxClient):
         return response
 
 
-def test_the_client_whose_first_answer_is_lost_makes_one_batch(
+def test_the_client_makes_one_batch_if_the_first_response_is_lost(
     target: Target, client: openai.OpenAI, request_body: dict[str, Any]
 ) -> None:
-    with _LosesTheFirstAnswer() as lossy, target.client(http_client=lossy, max_retries=2) as unlucky:
+    with _LosesTheFirstResponse() as lossy, target.client(http_client=lossy, max_retries=2) as unlucky:
         made = unlucky.batches.create(**request_body).id
         assert lossy.lost == 1
     assert batches_of(client, request_body) == [made]
 
 
-def test_the_async_client_whose_first_answer_is_lost_makes_one_batch(
+def test_the_async_client_makes_one_batch_if_the_first_response_is_lost(
     target: Target, client: openai.OpenAI, request_body: dict[str, Any]
 ) -> None:
     async def make() -> str:
         async with (
-            _LosesTheFirstAnswerAsync() as lossy,
+            _LosesTheFirstResponseAsync() as lossy,
             target.async_client(http_client=lossy, max_retries=2) as opened,
         ):
             return str((await opened.batches.create(**request_body)).id)

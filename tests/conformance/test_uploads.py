@@ -14,7 +14,7 @@ from tests.conformance.target import Target
 
 LINE = b'{"custom_id":"a"}\n'
 DAY_S = 24 * 3600
-# Clocks of two machines differ.
+# Allowed difference between the clocks of two machines.
 CLOCKS_S = 300
 
 pytestmark = pytest.mark.point("U1")
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.point("U1")
 
 @pytest.fixture(scope="module")
 def uploaded(http: httpx.Client) -> dict[str, Any]:
-    """A plain upload, as the server told it."""
-    told: dict[str, Any] = post(http).raise_for_status().json()
-    return told
+    """File object of a plain upload."""
+    file: dict[str, Any] = post(http).raise_for_status().json()
+    return file
 
 
 def post(http: httpx.Client, content: bytes = LINE, name: str = "input.jsonl", **fields: str) -> httpx.Response:
@@ -38,20 +38,20 @@ def post(http: httpx.Client, content: bytes = LINE, name: str = "input.jsonl", *
      ("status", "processed")],
     ids=["object", "bytes", "filename", "purpose", "status"],
 )  # fmt: skip
-def test_an_upload_tells_its(uploaded: dict[str, Any], field: str, expected: object) -> None:
+def test_an_uploaded_file_has_its(uploaded: dict[str, Any], field: str, expected: object) -> None:
     assert uploaded[field] == expected
 
 
-def test_the_id_of_a_file_starts_with_file(uploaded: dict[str, Any]) -> None:
+def test_a_file_id_starts_with_file(uploaded: dict[str, Any]) -> None:
     assert uploaded["id"][:5] == "file-"
 
 
-def test_created_at_is_now_in_unix_seconds(uploaded: dict[str, Any]) -> None:
+def test_created_at_is_the_current_time_in_unix_seconds(uploaded: dict[str, Any]) -> None:
     assert type(uploaded["created_at"]) is int
     assert abs(uploaded["created_at"] - time.time()) < CLOCKS_S
 
 
-def test_an_upload_is_answered_with_200_and_json(http: httpx.Client) -> None:
+def test_an_upload_returns_200_and_json(http: httpx.Client) -> None:
     answer = post(http)
     assert answer.status_code == 200
     assert answer.headers["content-type"].split(";")[0] == "application/json"
@@ -64,7 +64,7 @@ def test_a_batch_file_expires_after_30_days(uploaded: dict[str, Any]) -> None:
 
 @pytest.mark.point("U2")
 @pytest.mark.parametrize("seconds", [3_600, 86_400, 2_592_000])
-def test_a_file_expires_so_many_seconds_after_its_creation(client: openai.OpenAI, seconds: int) -> None:
+def test_a_file_expires_the_requested_seconds_after_its_creation(client: openai.OpenAI, seconds: int) -> None:
     file = client.files.create(
         file=("a.jsonl", LINE), purpose="batch", expires_after={"anchor": "created_at", "seconds": seconds}
     )
@@ -89,11 +89,13 @@ def test_a_file_expires_so_many_seconds_after_its_creation(client: openai.OpenAI
          "anchor last_active_at", "no anchor", "no seconds"],
 )  # fmt: skip
 def test_a_wrong_expiry_is_refused(http: httpx.Client, fields: dict[str, str], code: str | None) -> None:
-    given = {"anchor": "created_at", "seconds": "3600"} | fields
-    answer = post(http, expires_after__anchor=given["anchor"], expires_after__seconds=given["seconds"])
+    expiry = {"anchor": "created_at", "seconds": "3600"} | fields
+    answer = post(http, expires_after__anchor=expiry["anchor"], expires_after__seconds=expiry["seconds"])
     assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == (code or answer.json()["error"]["code"])
-    assert "expires_after" in answer.json()["error"]["param"]
+    error = answer.json()["error"]
+    assert "expires_after" in error["param"]
+    if code is not None:
+        assert error["code"] == code
 
 
 def test_an_upload_without_a_purpose_is_refused(http: httpx.Client) -> None:
@@ -104,7 +106,7 @@ def test_an_upload_without_a_purpose_is_refused(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("purpose", ["poetry", "batch_output"])
-def test_a_purpose_that_uploads_cannot_have_is_refused(http: httpx.Client, purpose: str) -> None:
+def test_a_purpose_that_uploads_do_not_support_is_refused(http: httpx.Client, purpose: str) -> None:
     answer = post(http, purpose=purpose)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "purpose"
@@ -122,13 +124,13 @@ def test_a_file_sent_as_a_plain_form_field_is_refused(http: httpx.Client) -> Non
 
 
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", "application/x-www-form-urlencoded"])
-def test_a_body_that_is_no_multipart_form_is_refused(http: httpx.Client, kind: str) -> None:
+def test_a_body_that_is_not_a_multipart_form_is_refused(http: httpx.Client, kind: str) -> None:
     answer = http.post("files", content=b'{"purpose": "batch"}', headers={"content-type": kind})
     assert answer.status_code in {400, 415}
     assert answer.json()["error"]["message"] != ""
 
 
-def test_a_multipart_form_that_is_cut_off_is_refused(http: httpx.Client) -> None:
+def test_a_truncated_multipart_form_is_refused(http: httpx.Client) -> None:
     head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n{"custom_id"'
     answer = http.post("files", content=head, headers={"content-type": "multipart/form-data; boundary=b"})
     assert answer.status_code == 400
@@ -142,12 +144,12 @@ AS_FORM = {"content-type": "multipart/form-data; boundary=b"}
 @pytest.mark.parametrize(
     "parts", [(PURPOSE_PART, FILE_PART), (FILE_PART, PURPOSE_PART)], ids=["purpose first", "file first"]
 )
-def test_a_form_may_have_its_file_and_its_purpose_in_any_order(http: httpx.Client, parts: tuple[bytes, bytes]) -> None:
+def test_a_form_accepts_file_and_purpose_in_any_order(http: httpx.Client, parts: tuple[bytes, bytes]) -> None:
     answer = http.post("files", content=b"".join(parts) + b"--b--\r\n", headers=AS_FORM)
     assert (answer.status_code, answer.json().get("bytes")) == (200, len(LINE))
 
 
-def test_an_upload_may_come_in_chunks_of_unknown_length(http: httpx.Client) -> None:
+def test_a_chunked_upload_of_unknown_length_is_accepted(http: httpx.Client) -> None:
     chunks = iter([PURPOSE_PART, FILE_PART[:30], FILE_PART[30:], b"--b--\r\n"])
     answer = http.post("files", content=chunks, headers=AS_FORM)
     assert (answer.status_code, answer.json().get("bytes")) == (200, len(LINE))
@@ -191,7 +193,7 @@ def test_the_async_client_uploads(target: Target) -> None:
 @pytest.mark.point("U4")
 def test_a_batch_file_over_200_mb_is_refused(target: Target, http: httpx.Client) -> None:
     if not target.large:
-        pytest.skip("uploads over 200 MB were not asked for (--large)")
+        pytest.skip("uploads over 200 MB were not requested (--large)")
     answer = http.post(
         "files", data={"purpose": "batch"}, files={"file": ("a.jsonl", b"{" + b" " * (201 << 20))}, timeout=600
     )

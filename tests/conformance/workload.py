@@ -10,7 +10,7 @@ COMPLETIONS: Final = "/v1/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 NO_FILE: Final = "file-00000000000000000000000000000000"
 
-# Custom ids come back as they were, whatever is in them.
+# Any string is a valid custom_id and must return unchanged.
 _CUSTOM_IDS: Final = (
     "plain", "0", "ünïcödé-日本語", "emoji 🦜", 'quote " and backslash \\', "tab\tand line break\n", "a" * 64,
     "</script>",
@@ -19,25 +19,25 @@ _FILLERS: Final = 8
 
 
 def line(custom_id: str, body: Mapping[str, Any], url: str = CHAT) -> dict[str, Any]:
-    """One request of an input file."""
+    """Return one request of an input file."""
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
 def chat(custom_id: str, model: str, **options: Any) -> dict[str, Any]:
-    """One chat request of a few tokens."""
+    """Return one chat request of a few tokens."""
     messages = [{"role": "user", "content": "Say something short, in German: Grüße aus Köln."}]
     return line(custom_id, {"model": model, "messages": messages, "max_tokens": 4, **options})
 
 
 def jsonl(lines: Iterable[Mapping[str, Any] | bytes]) -> bytes:
-    """A JSONL file; a line given as bytes is taken as it is."""
+    """Return a JSONL file; lines given as bytes are not changed."""
     rows = (row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in lines)
     return b"".join(row + b"\n" for row in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """An input file, and which of its requests an engine answers and which it refuses, in the order of the file."""
+    """An input file, and the requests that an engine answers and refuses, in the order of the file."""
 
     content: bytes
     answered: tuple[str, ...]
@@ -45,11 +45,11 @@ class Workload:
 
 
 def main_workload(model: str) -> Workload:
-    """About 20 chat requests: odd custom ids, some options, and three that pass validation and fail in the engine."""
+    """Return about 20 chat requests: unusual custom ids, some options, and three that only the engine refuses."""
     options: dict[str, dict[str, Any]] = {
         "two choices": {"n": 2},
         "one token": {"max_tokens": 1},
-        "of all roles": {
+        "all roles": {
             "messages": [
                 {"role": "system", "content": "Be brief."},
                 {"role": "user", "content": "Hi."},
@@ -65,17 +65,17 @@ def main_workload(model: str) -> Workload:
     }
     plain: dict[str, dict[str, Any]] = {name: {} for name in _CUSTOM_IDS}
     fillers: dict[str, dict[str, Any]] = {f"filler-{number}": {} for number in range(_FILLERS)}
-    # Refused ones stand between answered ones.
+    # Refused requests are placed between answered ones.
     first, *others = refused
     ordered = plain | {first: refused[first]} | options | {name: refused[name] for name in others} | fillers
     return Workload(
-        content=jsonl(chat(name, model, **given) for name, given in ordered.items()),
+        content=jsonl(chat(name, model, **changes) for name, changes in ordered.items()),
         answered=tuple(name for name in ordered if name not in refused),
         refused=tuple(name for name in ordered if name in refused),
     )
 
 
-def odd_but_good(model: str) -> bytes:
-    """A byte order mark, CRLF, blank lines within and at the end, spaces around, and no last line break."""
-    first, second, third = (json.dumps(chat(f"odd-{number}", model)).encode() for number in range(3))
+def unusual_but_valid(model: str) -> bytes:
+    """Return a valid file with a byte order mark, CRLF, blank lines, spaces around lines, and no last line break."""
+    first, second, third = (json.dumps(chat(f"unusual-{number}", model)).encode() for number in range(3))
     return b"\xef\xbb\xbf" + first + b"\r\n\r\n" + second + b"\n\n  " + third + b"  \r\n\r\n  "

@@ -1,4 +1,4 @@
-"""The KubeRay launcher on a stand-in for Kubernetes whose operator does nothing: tests say what RayJobs come to."""
+"""The KubeRay launcher on a stand-in for Kubernetes without an operator: tests set the status of RayJobs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

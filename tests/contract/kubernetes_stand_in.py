@@ -1,11 +1,11 @@
-"""A stand-in for a Kubernetes API server with KubeRay's operator, small enough for a test of some milliseconds.
+"""A stand-in for a Kubernetes API server with KubeRay's operator, fast enough for tests of a few milliseconds.
 
-It is not Kubernetes and not KubeRay. Over real HTTP it answers the requests that the launcher makes of RayJobs and
-pods, with the API server's rules for them: a name is taken once (409), an object that is not there is a 404, every
-change has a new ``resourceVersion``, a watch goes on from one or ends with 410 when that version is forgotten, an
-object in deletion is there until what depends on it is gone. Its "operator" takes a RayJob through the states of
-KubeRay 1.6, but makes no Ray cluster: it runs the entrypoint as a process with the head container's variables. What
-only the real ones can tell (schemas, admission, roles, garbage collection, pods) is tried on a real cluster.
+It is neither Kubernetes nor KubeRay. Over real HTTP it answers the launcher's requests about RayJobs and pods by the
+rules of the API server: a name is accepted once (409), a missing object is a 404, every change has a new
+``resourceVersion``, a watch continues from a version or ends with 410 if that version has expired, and a deleted object
+exists until its dependents are gone. Its "operator" takes a RayJob through the states of KubeRay 1.6 without creating a
+Ray cluster: it runs the entrypoint as a process with the head container's variables. Schemas, admission, roles, garbage
+collection and pods are tested on a real cluster.
 """
 
 import copy
@@ -30,15 +30,15 @@ def now() -> str:
 
 
 class Cluster:
-    """The objects, their history, and the processes that stand for Ray clusters.
+    """The objects, their history, and the processes that run instead of Ray clusters.
 
     Attributes:
-        pods: what a list of pods answers.
-        requests: how often each verb was asked for.
-        refusals: the status and message that requests of a verb get instead of an answer.
-        deletions: the propagation policies that deletions asked for.
-        on_create: called with the name of each RayJob once it is there, before the request is answered.
-        is_collecting: whether what depends on a deleted RayJob goes; until then it stays.
+        pods: the answer to a list of pods.
+        requests: the number of requests of each verb.
+        refusals: the status and message with which requests of a verb are refused.
+        deletions: the propagation policies of the deletions.
+        on_create: called with the name of each new RayJob, before the request is answered.
+        is_collecting: whether the dependents of a deleted RayJob are deleted; the RayJob stays until then.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Cluster:
             self._note("MODIFIED", rayjob)
 
     def forget_history(self) -> None:
-        """What compaction does: watches cannot go on from before this."""
+        """Expire all versions, as compaction does: watches cannot continue from an earlier one."""
         with self.changed:
             self.version += 1
             self.forgotten = self.version
@@ -162,7 +162,7 @@ class ApiServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.cluster = cluster
         self.token = token
-        # Ends watches, as an API server does that is restarted.
+        # Ends watches, like a restarted API server.
         self.watches_ended = 0
 
 
@@ -240,7 +240,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def _events_after(self, version: int, ended: int) -> list[tuple[int, str, JsonObject]]:
-        """What happened after a version, once anything has or the watch is to end."""
+        """Wait for events after a version, or for the end of the watch; return the events."""
         cluster = self.server.cluster
         with cluster.changed:
             cluster.changed.wait_for(
@@ -285,7 +285,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def kubernetes_stand_in(token: str) -> Iterator[ApiServer]:
-    """A cluster with its API server, until the end of the context."""
+    """Run a cluster with its API server until the context ends."""
     cluster = Cluster()
     with ApiServer(cluster, token) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -299,7 +299,7 @@ def kubernetes_stand_in(token: str) -> Iterator[ApiServer]:
 
 
 def kubeconfig(server: ApiServer, token: str) -> str:
-    """A kubeconfig for the stand-in, as JSON, which is YAML."""
+    """Return a kubeconfig for the stand-in, as JSON, which is also YAML."""
     return json.dumps(
         {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""The jobs of the KubeRay launcher's tests: their templates and their specs."""
+"""Templates and specs of the jobs in the tests of the KubeRay launcher."""
 
 import copy
 import time

@@ -1,4 +1,4 @@
-"""What the KubeRay launcher owes to Kubernetes: few requests, no second job, and nothing left behind."""
+"""The KubeRay launcher and the API server: few requests, no second job, no leftovers."""
 
 import copy
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import pytest
 from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.rayjobs import rayjob_name
 from service.adapters.kuberay_launcher import KubeRayLauncher
-from service.adapters.rayjob_status import view_of
+from service.adapters.rayjob_status import RayJobView
 from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.errors import LauncherError, LaunchRefusedError, SettingsError
 from service.ports import JobState
@@ -21,9 +21,7 @@ from tests.contract.rayjobs import TEMPLATE, TEMPLATES, spec, until
 Open = Callable[[], KubeRayLauncher]
 
 
-def test_the_rayjob_is_the_template_with_a_name_the_labels_and_the_spec(
-    server: ApiServer, launcher: KubeRayLauncher
-) -> None:
+def test_rayjob_is_the_template_with_name_labels_and_spec(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec(7))
     rayjob = server.cluster.rayjobs["batch-00000000000000000000000000000007-1"]
     assert rayjob["metadata"]["labels"] == {"cloister.dev/batch": spec(7).batch_id, "cloister.dev/attempt": "1"}
@@ -33,7 +31,7 @@ def test_the_rayjob_is_the_template_with_a_name_the_labels_and_the_spec(
     assert rayjob["spec"] == TEMPLATE["spec"]
 
 
-def test_a_process_that_starts_anew_goes_on_with_the_same_rayjob(server: ApiServer, open_launcher: Open) -> None:
+def test_restarted_process_continues_with_the_same_rayjob(server: ApiServer, open_launcher: Open) -> None:
     first = open_launcher()
     first.launch(spec())
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
@@ -43,7 +41,7 @@ def test_a_process_that_starts_anew_goes_on_with_the_same_rayjob(server: ApiServ
     assert len(server.cluster.rayjobs) == 1
 
 
-def test_a_hundred_running_jobs_cost_no_requests(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_hundred_running_jobs_cost_no_requests(server: ApiServer, launcher: KubeRayLauncher) -> None:
     jobs = [spec(number) for number in range(100)]
     for job in jobs:
         launcher.launch(job)
@@ -52,19 +50,19 @@ def test_a_hundred_running_jobs_cost_no_requests(server: ApiServer, launcher: Ku
     before = server.cluster.requests.total()
     for _ in range(10):
         assert all(launcher.status(job.job_id).state is JobState.PENDING for job in jobs)
-    assert server.cluster.requests.total() - before <= 1  # the one look at waiting pods
+    assert server.cluster.requests.total() - before <= 1  # one list of the pending pods
 
 
-def test_a_version_that_the_api_server_forgot_is_no_end(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_expired_resource_version_is_listed_again(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     until(lambda: server.cluster.requests["watch"] > 0)
     server.cluster.forget_history()
-    until(lambda: server.cluster.requests["list"] >= 2, within_s=1.9)  # a failure makes a pause of 2 s
+    until(lambda: server.cluster.requests["list"] >= 2, within_s=1.9)  # a failure would pause for 2 s
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
     until(lambda: launcher.status(spec().job_id).state is JobState.RUNNING)
 
 
-def test_a_watch_that_the_api_server_ends_is_opened_again(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_ended_watch_is_reopened(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     until(lambda: server.cluster.requests["watch"] > 0)
     server.watches_ended += 1
@@ -74,7 +72,7 @@ def test_a_watch_that_the_api_server_ends_is_opened_again(server: ApiServer, lau
     assert server.cluster.requests["list"] == 1
 
 
-def test_an_api_server_that_cannot_be_watched_is_asked(server: ApiServer, open_launcher: Open) -> None:
+def test_without_a_watch_each_status_is_a_request(server: ApiServer, open_launcher: Open) -> None:
     server.cluster.refusals["list"] = (403, "rayjobs.ray.io is forbidden: cannot list")
     launcher = open_launcher()
     launcher.launch(spec())
@@ -83,7 +81,7 @@ def test_an_api_server_that_cannot_be_watched_is_asked(server: ApiServer, open_l
     assert server.cluster.requests["get"] == 1
 
 
-def test_what_a_lost_watch_knew_is_not_told(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_state_of_a_lost_watch_is_not_used(server: ApiServer, launcher: KubeRayLauncher) -> None:
     name = rayjob_name(spec().job_id)
     launcher.launch(spec())
     server.cluster.set_status(name, jobDeploymentStatus="Running", jobStatus="RUNNING")
@@ -96,16 +94,14 @@ def test_what_a_lost_watch_knew_is_not_told(server: ApiServer, launcher: KubeRay
 
 
 @pytest.mark.parametrize("call", ["launch", "status", "stop"])
-def test_an_api_server_that_does_not_answer_is_told_as_such(
-    call: str, server: ApiServer, launcher: KubeRayLauncher
-) -> None:
+def test_unreachable_api_server_raises_launcher_error(call: str, server: ApiServer, launcher: KubeRayLauncher) -> None:
     server.shutdown()
     server.server_close()
     with pytest.raises(LauncherError, match=r"cannot reach the Kubernetes API at http://127"):
         getattr(launcher, call)(spec() if call == "launch" else spec().job_id)
 
 
-def test_a_wrong_token_is_no_missing_job(server: ApiServer, tmp_path: Path) -> None:
+def test_wrong_token_is_not_reported_as_a_missing_job(server: ApiServer, tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(server, "wrong"))
     launcher = KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), TEMPLATES)
@@ -113,7 +109,9 @@ def test_a_wrong_token_is_no_missing_job(server: ApiServer, tmp_path: Path) -> N
         launcher.status(spec().job_id)
 
 
-def test_a_refusal_tells_the_api_servers_words_and_not_the_spec(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_refusal_has_the_message_of_the_api_server_without_the_spec(
+    server: ApiServer, launcher: KubeRayLauncher
+) -> None:
     server.cluster.refusals["create"] = (403, "exceeded quota: jobs, requested: nvidia.com/gpu=1")
     with pytest.raises(LauncherError, match="answered 403: exceeded quota: jobs, requested") as caught:
         launcher.launch(spec())
@@ -131,7 +129,7 @@ def test_a_refusal_tells_the_api_servers_words_and_not_the_spec(server: ApiServe
         (500, "etcd is away", False),
     ],
 )
-def test_a_rayjob_that_is_refused_as_it_is_is_told_from_one_that_is_refused_for_now(
+def test_permanent_refusal_is_distinguished_from_a_temporary_one(
     status: int, message: str, is_final: bool, server: ApiServer, launcher: KubeRayLauncher
 ) -> None:
     server.cluster.refusals["create"] = (status, message)
@@ -140,7 +138,7 @@ def test_a_rayjob_that_is_refused_as_it_is_is_told_from_one_that_is_refused_for_
     assert isinstance(caught.value, LaunchRefusedError) == is_final
 
 
-def test_a_rayjob_that_ended_long_ago_is_deleted(server: ApiServer, open_launcher: Open) -> None:
+def test_rayjob_that_ended_long_ago_is_deleted(server: ApiServer, open_launcher: Open) -> None:
     server.cluster.create({"metadata": {"name": "old"}, "spec": TEMPLATE["spec"]})
     server.cluster.create({"metadata": {"name": "new"}, "spec": TEMPLATE["spec"]})
     for name, minutes in (("old", 12), ("new", 9)):
@@ -151,9 +149,7 @@ def test_a_rayjob_that_ended_long_ago_is_deleted(server: ApiServer, open_launche
     assert "new" in server.cluster.rayjobs
 
 
-def test_a_job_that_is_stopped_counts_as_running_until_its_pods_are_gone(
-    server: ApiServer, launcher: KubeRayLauncher
-) -> None:
+def test_stopped_job_counts_as_running_until_its_pods_are_gone(server: ApiServer, launcher: KubeRayLauncher) -> None:
     server.cluster.is_collecting = False
     launcher.launch(spec())
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
@@ -167,47 +163,47 @@ def test_a_job_that_is_stopped_counts_as_running_until_its_pods_are_gone(
 
 
 @pytest.mark.parametrize("late", ["MODIFIED", "ADDED"])
-def test_what_a_watch_tells_late_brings_no_job_back(late: str, server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_late_event_does_not_restore_a_deleted_job(late: str, server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     rayjob = server.cluster.rayjobs[rayjob_name(spec().job_id)]
     server.cluster.delete(rayjob_name(spec().job_id))
     until(lambda: launcher.status(spec().job_id).state is JobState.MISSING)
-    launcher._watch._apply(late, rayjob)
+    launcher._watch.apply(late, rayjob)
     assert launcher.status(spec().job_id).state is JobState.MISSING
 
 
-def test_what_a_watch_tells_late_undoes_no_end(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_late_event_does_not_undo_the_end_of_a_job(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     rayjob = copy.deepcopy(server.cluster.rayjobs[rayjob_name(spec().job_id)])
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
     until(lambda: launcher.status(spec().job_id).state is JobState.SUCCEEDED)
-    launcher._watch._apply("MODIFIED", rayjob)
+    launcher._watch.apply("MODIFIED", rayjob)
     assert launcher.status(spec().job_id).state is JobState.SUCCEEDED
 
 
-def test_what_a_request_tells_late_brings_no_job_back(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_late_answer_does_not_restore_a_deleted_job(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     rayjob = copy.deepcopy(server.cluster.rayjobs[rayjob_name(spec().job_id)])
     server.cluster.delete(rayjob_name(spec().job_id))
     until(lambda: launcher.status(spec().job_id).state is JobState.MISSING)
-    launcher._watch.note(view_of(rayjob))
+    launcher._watch.note(RayJobView.parse(rayjob))
     assert launcher.status(spec().job_id).state is JobState.MISSING
 
 
-def test_a_name_that_was_not_there_can_be_launched(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_missing_job_can_be_launched(server: ApiServer, launcher: KubeRayLauncher) -> None:
     until(lambda: server.cluster.requests["watch"] > 0)
     assert launcher.status(spec().job_id).state is JobState.MISSING
     launcher.launch(spec())
     until(lambda: launcher._watch.view(rayjob_name(spec().job_id)) is not None)
 
 
-def test_a_model_without_a_rayjob_is_refused_with_its_accelerator(launcher: KubeRayLauncher) -> None:
+def test_model_without_a_template_is_refused_with_its_accelerator(launcher: KubeRayLauncher) -> None:
     model = ModelSpec(id="larger", source="x", accelerator="a10g")
-    assert "a node pool for its accelerator, a10g" in launcher.refusal(model)
-    with pytest.raises(LauncherError, match="larger: there is no RayJob"):
+    assert "no node pool has its accelerator, a10g" in launcher.refusal(model)
+    with pytest.raises(LauncherError, match="larger: it has no RayJob template"):
         launcher.launch(replace(spec(), model=model))
 
 
-def test_a_process_outside_of_kubernetes_needs_a_kubeconfig() -> None:
+def test_process_outside_of_kubernetes_needs_a_kubeconfig() -> None:
     with pytest.raises(SettingsError, match="CLOISTER_KUBECONFIG with the path of a kubeconfig"):
         open_client(None)

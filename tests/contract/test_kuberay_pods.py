@@ -1,4 +1,4 @@
-"""What the KubeRay launcher makes of a job's pods: why it waits, whether it is stuck, whether it works."""
+"""The pods of a job in the KubeRay launcher: why it waits, whether it is stuck, whether it works."""
 
 from typing import Any
 
@@ -12,9 +12,7 @@ from tests.contract.kubernetes_stand_in import ApiServer
 from tests.contract.rayjobs import spec, until
 
 
-def test_why_a_job_waits_is_told_and_said_again_when_it_waited_too_long(
-    server: ApiServer, launcher: KubeRayLauncher
-) -> None:
+def test_reason_for_waiting_is_repeated_when_the_job_fails_for_it(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     name = rayjob_name(spec().job_id)
     server.cluster.pods = [waiting_pod(cluster="c1")]
@@ -32,7 +30,7 @@ def test_why_a_job_waits_is_told_and_said_again_when_it_waited_too_long(
     assert message.startswith("the Ray cluster was not ready within 900 s: headgroup pod c1-head-x: ImagePullBackOff")
 
 
-def test_a_job_is_stuck_once_none_of_a_group_has_run_for_too_long(server: ApiServer, launcher: KubeRayLauncher) -> None:
+def test_job_is_stuck_if_no_pod_of_a_group_has_run_for_too_long(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     server.cluster.pods = [waiting_pod(cluster="c1")]
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Initializing", rayClusterName="c1")
@@ -43,20 +41,18 @@ def test_a_job_is_stuck_once_none_of_a_group_has_run_for_too_long(server: ApiSer
 
 
 def later(launcher: KubeRayLauncher, seconds: float) -> str:
-    """Lets time pass for the one group that is stuck; returns why it is."""
+    """Let time pass for the one stuck group; return why it is stuck."""
     ((key, (since, why)),) = launcher._stuck.items()
     launcher._stuck = {key: (since - seconds, why)}
     return why
 
 
-def test_a_pool_without_a_node_has_a_limit_of_its_own_from_when_that_was_seen(
-    server: ApiServer, launcher: KubeRayLauncher
-) -> None:
+def test_lack_of_nodes_has_its_own_limit_from_its_detection_on(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     pod = waiting_pod(cluster="c1", node_limit_s="1800")
     message = "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    pod["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"  # it waited long in a pool that was full
+    pod["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"  # it has waited in a full pool for long
     pod["status"] = {"phase": "Pending", "conditions": [condition]}
     server.cluster.pods = [pod]
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", rayClusterName="c1")
@@ -67,9 +63,7 @@ def test_a_pool_without_a_node_has_a_limit_of_its_own_from_when_that_was_seen(
     assert launcher.status(spec().job_id).is_stuck
 
 
-def test_a_pod_that_is_stuck_while_another_of_its_group_runs_is_no_end(
-    server: ApiServer, launcher: KubeRayLauncher
-) -> None:
+def test_stuck_pod_is_tolerated_while_another_of_its_group_runs(server: ApiServer, launcher: KubeRayLauncher) -> None:
     launcher.launch(spec())
     server.cluster.pods = [waiting_pod(cluster="c1"), running_pod(cluster="c1")]
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", rayClusterName="c1")
@@ -78,7 +72,7 @@ def test_a_pod_that_is_stuck_while_another_of_its_group_runs_is_no_end(
 
 
 @pytest.mark.parametrize(("running", "is_stuck"), [(1, True), (2, False)])
-def test_an_engine_over_two_pods_needs_two_of_its_group(
+def test_engine_on_two_pods_needs_two_of_its_group(
     running: int, is_stuck: bool, server: ApiServer, launcher: KubeRayLauncher
 ) -> None:
     launcher.launch(spec())
@@ -106,7 +100,7 @@ def look(launcher: KubeRayLauncher, job: JobSpec) -> JobStatus:
     return launcher.status(job.job_id)
 
 
-def test_a_job_works_from_when_a_pod_with_gpus_has_a_node(
+def test_job_works_once_a_pod_with_gpus_has_a_node(
     server: ApiServer, launcher: KubeRayLauncher, gpu_job: JobSpec
 ) -> None:
     server.cluster.pods = [running_pod(cluster="c1"), running_pod(cluster="c2", group="v100")]
@@ -118,24 +112,24 @@ def test_a_job_works_from_when_a_pod_with_gpus_has_a_node(
     assert look(launcher, gpu_job).is_working
 
 
-def test_a_job_that_works_is_not_looked_at_again(
+def test_pods_of_a_working_job_are_not_listed_again(
     server: ApiServer, launcher: KubeRayLauncher, gpu_job: JobSpec
 ) -> None:
     server.cluster.pods = [running_pod(cluster="c1", group="v100")]
     assert look(launcher, gpu_job).is_working
     before = server.cluster.requests["pods"]
     assert look(launcher, gpu_job).is_working
-    assert server.cluster.requests["pods"] - before == 1  # those that wait
+    assert server.cluster.requests["pods"] - before == 1  # the pending ones
 
 
-def test_where_pods_cannot_be_listed_a_job_that_runs_works(
+def test_running_job_counts_as_working_if_pods_cannot_be_listed(
     server: ApiServer, launcher: KubeRayLauncher, gpu_job: JobSpec
 ) -> None:
     server.cluster.refusals["pods"] = (403, "pods is forbidden")
     assert look(launcher, gpu_job).is_working
 
 
-def test_pods_that_cannot_be_listed_make_no_job_work_that_was_seen_to_wait(
+def test_waiting_job_still_waits_if_pods_can_no_longer_be_listed(
     server: ApiServer, launcher: KubeRayLauncher, gpu_job: JobSpec
 ) -> None:
     assert not look(launcher, gpu_job).is_working
@@ -143,9 +137,7 @@ def test_pods_that_cannot_be_listed_make_no_job_work_that_was_seen_to_wait(
     assert not look(launcher, gpu_job).is_working
 
 
-def test_pods_that_cannot_be_listed_hide_the_reason_and_not_the_state(
-    server: ApiServer, launcher: KubeRayLauncher
-) -> None:
+def test_state_is_known_if_pods_cannot_be_listed(server: ApiServer, launcher: KubeRayLauncher) -> None:
     server.cluster.refusals["pods"] = (403, "pods is forbidden")
     launcher.launch(spec())
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Initializing", rayClusterName="c1")

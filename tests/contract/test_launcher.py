@@ -1,11 +1,10 @@
-"""What every launcher must do, asked of the fake, of the Ray Jobs API of a real, small Ray, and of KubeRay's RayJobs.
+"""Contract of all launchers: the fake, the Ray Jobs API of a small real Ray, and KubeRay's RayJobs.
 
-The Kubernetes behind the last one is a stand-in: see ``kubernetes_stand_in``.
+The last one talks to a stand-in for Kubernetes: see ``kubernetes_stand_in``.
 """
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,12 +24,13 @@ from service.adapters.memory_launcher import MemoryLauncher
 from service.adapters.ray_jobs_launcher import RayJobsLauncher, last_words
 from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.errors import LauncherError
+from service.local.ray_head import free_ports
 from service.ports import JobState, JobStatus, Launcher
 from tests.contract.kubernetes_stand_in import kubeconfig, kubernetes_stand_in
 
 TOKEN = "5d2f0c9e8b7a4c61a3f0d4e5b6978812"
 
-# A job that does what its batch id says. It leaves one line per run in the file that its input key names.
+# A job that acts by its batch id. Each run appends a line to the file in its input key.
 PROGRAM = """
 import json, os, sys, time
 spec = json.loads(os.environ["CLOISTER_JOB_SPEC"])
@@ -39,30 +39,24 @@ with open(spec["input_key"], "a") as file:
 if spec["batch_id"] == "runs":
     time.sleep(600)
 if spec["batch_id"] == "fails":
-    sys.exit("\\x1b[31mEngineStartError:\\x1b[0m no such model directory")
+    sys.exit("\\x1b[31mEngineUnavailableError:\\x1b[0m no such model directory")
 if spec["batch_id"] == "has-no-model":
-    print("MissingModelError: no such model", flush=True)
+    print("NoModelError: no such model", flush=True)
     sys.exit(4)
 """
 
 
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
-
-
 @contextmanager
 def ray_head(directory: Path) -> Iterator[str]:
-    port = free_port()
+    port, gcs_port, agent_port, client_port = free_ports(4)
     options = {
-        "port": free_port(),
+        "port": gcs_port,
         "node-ip-address": "127.0.0.1",
         "temp-dir": directory,
         "dashboard-host": "127.0.0.1",
         "dashboard-port": port,
-        "dashboard-agent-listen-port": free_port(),
-        "ray-client-server-port": free_port(),
+        "dashboard-agent-listen-port": agent_port,
+        "ray-client-server-port": client_port,
         "num-cpus": 2,
         "object-store-memory": 80_000_000,
     }
@@ -91,7 +85,7 @@ def ray_head(directory: Path) -> Iterator[str]:
 
 
 def wait_for_jobs_api(address: str, head: subprocess.Popen[bytes], directory: Path) -> None:
-    """Until a job is taken: Ray's Jobs API answers some time before it has an agent that runs jobs."""
+    """Wait until a job is accepted: Ray's Jobs API answers before it has an agent that runs jobs."""
     end = time.monotonic() + 120
     with RayJobsLauncher(address, entrypoint="true", token=TOKEN) as launcher:
         while True:
@@ -137,7 +131,7 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launche
 
 
 def template(entrypoint: str) -> dict[str, Any]:
-    """What of a RayJob's template the stand-in looks at."""
+    """Return a RayJob template with the fields that the stand-in uses."""
     head = {"spec": {"containers": [{"name": "ray-head", "env": [{"name": "GIVEN", "value": "given"}]}]}}
     return {
         "apiVersion": "ray.io/v1",
@@ -151,9 +145,9 @@ def fake_work(spec: JobSpec) -> JobStatus:
     with Path(spec.input_key).open("a") as file:
         file.write("given\n")
     if spec.batch_id == "fails":
-        return JobStatus(state=JobState.FAILED, message="EngineStartError: no such model directory")
+        return JobStatus(state=JobState.FAILED, message="EngineUnavailableError: no such model directory")
     if spec.batch_id == "has-no-model":
-        return JobStatus(state=JobState.FAILED, message="MissingModelError: no such model", is_final=True)
+        return JobStatus(state=JobState.FAILED, message="NoModelError: no such model", is_final=True)
     return JobStatus(state=JobState.RUNNING if spec.batch_id == "runs" else JobState.SUCCEEDED)
 
 
@@ -164,7 +158,7 @@ def runs(tmp_path: Path) -> Path:
 
 def spec(batch_id: str, runs: Path) -> JobSpec:
     return JobSpec(
-        job_id=f"{batch_id}-{runs.parent.name}",  # the fixture's Ray lives longer than one test
+        job_id=f"{batch_id}-{runs.parent.name}",  # the Ray of the fixture outlives the test
         batch_id=batch_id,
         attempt=1,
         endpoint="/v1/completions",
@@ -186,14 +180,14 @@ def until(launcher: Launcher, job_id: str, *states: JobState) -> JobStatus:
 OVER = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
 
 
-def test_a_job_gets_its_spec_and_environment_and_succeeds(launcher: Launcher, runs: Path) -> None:
+def test_job_receives_its_spec_and_environment(launcher: Launcher, runs: Path) -> None:
     job = spec("works", runs)
     launcher.launch(job)
     assert until(launcher, job.job_id, *OVER) == JobStatus(state=JobState.SUCCEEDED)
     assert runs.read_text() == "given\n"
 
 
-def test_launching_again_changes_nothing(launcher: Launcher, runs: Path) -> None:
+def test_repeated_launch_has_no_effect(launcher: Launcher, runs: Path) -> None:
     job = spec("works", runs)
     launcher.launch(job)
     launcher.launch(job)
@@ -203,43 +197,43 @@ def test_launching_again_changes_nothing(launcher: Launcher, runs: Path) -> None
     assert runs.read_text() == "given\n"
 
 
-def test_a_job_that_was_just_launched_is_not_missing(launcher: Launcher, runs: Path) -> None:
+def test_launched_job_is_not_missing(launcher: Launcher, runs: Path) -> None:
     for number in range(3):
         job = replace(spec("works", runs), job_id=f"works-{runs.parent.name}-{number}")
         launcher.launch(job)
         assert launcher.status(job.job_id).state is not JobState.MISSING
 
 
-def test_a_failed_job_tells_its_last_words(launcher: Launcher, runs: Path) -> None:
+def test_failed_job_has_the_end_of_its_log(launcher: Launcher, runs: Path) -> None:
     job = spec("fails", runs)
     launcher.launch(job)
     status = until(launcher, job.job_id, *OVER)
     assert status.state is JobState.FAILED
-    assert status.message.endswith("EngineStartError: no such model directory")
+    assert status.message.endswith("EngineUnavailableError: no such model directory")
     assert not status.is_final
 
 
-def test_a_job_without_its_model_has_failed_for_good(launcher: Launcher, runs: Path) -> None:
+def test_job_without_its_model_fails_finally(launcher: Launcher, runs: Path) -> None:
     job = spec("has-no-model", runs)
     launcher.launch(job)
     status = until(launcher, job.job_id, *OVER)
     assert (status.state, status.is_final) == (JobState.FAILED, True)
-    assert status.message.endswith("MissingModelError: no such model")
+    assert status.message.endswith("NoModelError: no such model")
 
 
-def test_a_job_can_be_stopped_and_stopped_again(launcher: Launcher, runs: Path) -> None:
+def test_job_can_be_stopped_twice(launcher: Launcher, runs: Path) -> None:
     job = spec("runs", runs)
     launcher.launch(job)
     until(launcher, job.job_id, JobState.RUNNING)
     launcher.stop(job.job_id)
-    # On Kubernetes a job that was stopped leaves nothing behind.
+    # On Kubernetes a stopped job leaves nothing behind.
     ended = until(launcher, job.job_id, *OVER, JobState.MISSING)
     assert ended.state in (JobState.STOPPED, JobState.MISSING)
     launcher.stop(job.job_id)
     assert launcher.status(job.job_id) == ended
 
 
-def test_stopping_a_job_that_ended_changes_nothing(launcher: Launcher, runs: Path) -> None:
+def test_stop_of_an_ended_job_has_no_effect(launcher: Launcher, runs: Path) -> None:
     job = spec("works", runs)
     launcher.launch(job)
     until(launcher, job.job_id, *OVER)
@@ -247,16 +241,16 @@ def test_stopping_a_job_that_ended_changes_nothing(launcher: Launcher, runs: Pat
     assert launcher.status(job.job_id).state is JobState.SUCCEEDED
 
 
-def test_a_job_that_never_was_is_missing_and_may_be_stopped(launcher: Launcher) -> None:
+def test_unknown_job_is_missing_and_can_be_stopped(launcher: Launcher) -> None:
     assert launcher.status("never-1") == JobStatus(state=JobState.MISSING)
     launcher.stop("never-1")
 
 
 @pytest.mark.parametrize("call", ["launch", "status", "stop"])
-def test_ray_that_does_not_answer_is_told_as_such(call: str, tmp_path: Path) -> None:
+def test_unreachable_ray_raises_launcher_error(call: str, tmp_path: Path) -> None:
     job = spec("works", tmp_path / "runs")
     with (
-        RayJobsLauncher(f"http://127.0.0.1:{free_port()}", entrypoint="true") as launcher,
+        RayJobsLauncher(f"http://127.0.0.1:{free_ports(1)[0]}", entrypoint="true") as launcher,
         pytest.raises(LauncherError, match="cannot reach Ray at http://127"),
     ):
         getattr(launcher, call)(job if call == "launch" else job.job_id)
@@ -264,7 +258,7 @@ def test_ray_that_does_not_answer_is_told_as_such(call: str, tmp_path: Path) -> 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("call", ["launch", "status", "stop"])
-def test_a_wrong_token_is_no_missing_job(call: str, ray_address: str, tmp_path: Path) -> None:
+def test_wrong_token_is_not_reported_as_a_missing_job(call: str, ray_address: str, tmp_path: Path) -> None:
     job = spec("works", tmp_path / "runs")
     with (
         RayJobsLauncher(ray_address, entrypoint="true", token="wrong") as launcher,
@@ -273,18 +267,18 @@ def test_a_wrong_token_is_no_missing_job(call: str, ray_address: str, tmp_path: 
         getattr(launcher, call)(job if call == "launch" else job.job_id)
 
 
-def test_a_reason_that_the_job_gave_is_all_that_is_told() -> None:
+def test_reason_logged_by_the_job_replaces_the_rest_of_the_log() -> None:
     assert (
-        last_words("Ray says much\nERROR ray_job no model is there:\n  upload it\n")
+        last_words("Ray logs a lot\nERROR ray_job no model is there:\n  upload it\n")
         == "no model is there:\n  upload it"
     )
 
 
-def test_last_words_are_short_and_plain() -> None:
+def test_last_words_are_short_and_have_no_control_characters() -> None:
     log = "".join(f"line {number}\r\n\n" for number in range(100)) + "\x1b[1mthe\x07 end\x1b[0m\n"
     assert last_words(log).splitlines() == [*(f"line {number}" for number in range(86, 100)), "the end"]
     assert len(last_words("x" * 10_000)) == 2_000
 
 
-def test_a_model_that_can_run_is_not_refused(launcher: Launcher) -> None:
+def test_model_that_can_run_is_not_refused(launcher: Launcher) -> None:
     assert launcher.refusal(ModelSpec(id="demo", source="x")) == ""

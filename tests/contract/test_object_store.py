@@ -1,16 +1,16 @@
-"""What every object store must do, asked of all of them."""
+"""Contract of all object stores."""
 
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.adapters.open_object_store import open_object_store
-from service.adapters.s3_object_store import open_s3_client
 from service.errors import ObjectNotFoundError, ObjectStoreError
 from service.ports import ObjectStore
 
@@ -28,10 +28,10 @@ def s3_location() -> Iterator[ObjectStoreLocation]:
     location = ObjectStoreLocation(
         kind="s3", bucket="cloister", prefix="some/stack", endpoint_url=f"http://{host}:{port}", region="us-east-1"
     )
-    client = open_s3_client(location)
+    client = boto3.client("s3", endpoint_url=location.endpoint_url, region_name=location.region)
     client.create_bucket(Bucket="cloister")
-    yield location
     client.close()
+    yield location
     server.stop()
     patch.undo()
 
@@ -52,19 +52,19 @@ def content(store: ObjectStore, key: str, start: int = 0) -> bytes:
     return b"".join(store.read(key, start=start))
 
 
-def test_an_object_comes_back_as_it_was_written(store: ObjectStore) -> None:
+def test_object_is_read_as_it_was_written(store: ObjectStore) -> None:
     stored = store.put("files/a", [b"one", b"", b"two"])
     assert content(store, "files/a") == b"onetwo"
     assert stored.size_bytes == 6
     assert stored.sha256 == hashlib.sha256(b"onetwo").digest()
 
 
-def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
+def test_empty_object_exists(store: ObjectStore) -> None:
     assert store.put("files/a", []).size_bytes == 0
     assert content(store, "files/a") == b""
 
 
-def test_an_object_of_many_parts_comes_back_in_chunks_of_at_most_one_mib(store: ObjectStore) -> None:
+def test_large_object_is_read_in_chunks_of_at_most_one_mib(store: ObjectStore) -> None:
     chunks = [bytes([number]) * (3 * MIB + 1) for number in range(12)]
     stored = store.put("files/large", iter(chunks))
     assert stored.size_bytes == 12 * (3 * MIB + 1)
@@ -74,19 +74,19 @@ def test_an_object_of_many_parts_comes_back_in_chunks_of_at_most_one_mib(store: 
 
 
 @pytest.mark.parametrize(("start", "rest"), [(0, b"0123"), (3, b"3"), (4, b""), (9, b"")])
-def test_reading_can_start_anywhere(store: ObjectStore, start: int, rest: bytes) -> None:
+def test_reading_can_start_at_any_byte(store: ObjectStore, start: int, rest: bytes) -> None:
     store.put("files/a", [b"0123"])
     assert content(store, "files/a", start) == rest
 
 
-def test_writing_again_replaces(store: ObjectStore) -> None:
+def test_second_put_replaces_the_object(store: ObjectStore) -> None:
     store.put("files/a", [b"old and longer"])
     store.put("files/a", [b"new"])
     assert content(store, "files/a") == b"new"
 
 
 @pytest.mark.parametrize("sent", [1, 40 * MIB])
-def test_a_stream_that_breaks_leaves_no_object(store: ObjectStore, sent: int) -> None:
+def test_interrupted_put_leaves_no_object(store: ObjectStore, sent: int) -> None:
     def broken() -> Iterator[bytes]:
         yield b"x" * sent
         raise ConnectionResetError("the client went away")
@@ -97,7 +97,7 @@ def test_a_stream_that_breaks_leaves_no_object(store: ObjectStore, sent: int) ->
 
 
 @pytest.mark.parametrize("start", [0, 5])
-def test_reading_a_missing_object_says_so(store: ObjectStore, start: int) -> None:
+def test_reading_a_missing_object_raises_not_found(store: ObjectStore, start: int) -> None:
     store.put("files/a/b", [b"x"])
     for key in ("files/none", "files/a", "files/a/b/c"):
         with pytest.raises(ObjectNotFoundError, match=key):
@@ -124,7 +124,7 @@ def test_keys_are_listed_by_prefix_in_lexical_order(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["../a", "a/../../b", "/etc/passwd", "a//b", ".staging/a", "", "a/", "a\0b"])
-def test_a_key_that_could_leave_the_store_is_refused(store: ObjectStore, key: str) -> None:
+def test_key_that_could_leave_the_store_is_refused(store: ObjectStore, key: str) -> None:
     with pytest.raises(ObjectStoreError, match="not allowed"):
         store.put(key, [b"x"])
     with pytest.raises(ObjectStoreError, match="not allowed"):
@@ -133,18 +133,18 @@ def test_a_key_that_could_leave_the_store_is_refused(store: ObjectStore, key: st
         store.delete(key)
 
 
-def test_a_store_that_answers_passes_its_check(store: ObjectStore) -> None:
+def test_available_store_passes_its_check(store: ObjectStore) -> None:
     store.check()
 
 
-def test_a_directory_that_is_gone_fails_its_check(tmp_path: Path) -> None:
+def test_missing_directory_fails_its_check(tmp_path: Path) -> None:
     opened = open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path / "objects")))
     (tmp_path / "objects" / ".staging").rmdir()
     with pytest.raises(ObjectStoreError, match="gone"):
         opened.check()
 
 
-def test_a_directory_keeps_no_temporary_file(tmp_path: Path) -> None:
+def test_directory_keeps_no_temporary_files(tmp_path: Path) -> None:
     opened = open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path)))
     opened.put("files/a", [b"x"])
     with pytest.raises(ObjectStoreError):
@@ -152,21 +152,22 @@ def test_a_directory_keeps_no_temporary_file(tmp_path: Path) -> None:
     assert list((tmp_path / ".staging").iterdir()) == []
 
 
-def test_a_bucket_that_is_not_there_fails_its_check(s3_location: ObjectStoreLocation) -> None:
+def test_missing_bucket_fails_its_check(s3_location: ObjectStoreLocation) -> None:
     location = ObjectStoreLocation(kind="s3", bucket="none", endpoint_url=s3_location.endpoint_url, region="us-east-1")
     with pytest.raises(ObjectStoreError, match="'none'"):
         open_object_store(location).check()
 
 
-def test_an_endpoint_that_does_not_answer_is_told(s3_location: ObjectStoreLocation) -> None:
+def test_unreachable_endpoint_raises_object_store_error(s3_location: ObjectStoreLocation) -> None:
     location = ObjectStoreLocation(kind="s3", bucket="b", endpoint_url="http://127.0.0.1:9", region=s3_location.region)
     with pytest.raises(ObjectStoreError, match="EndpointConnectionError"):
         content(open_object_store(location), "files/a")
 
 
-def test_s3_objects_lie_below_the_prefix(s3_location: ObjectStoreLocation) -> None:
+def test_s3_keys_begin_with_the_prefix(s3_location: ObjectStoreLocation) -> None:
     opened = open_object_store(s3_location)
     opened.put("files/below", [b"x"])
-    answer = open_s3_client(s3_location).get_object(Bucket="cloister", Key="some/stack/files/below")
-    assert answer["Body"].read() == b"x"
+    client = boto3.client("s3", endpoint_url=s3_location.endpoint_url, region_name=s3_location.region)
+    assert client.get_object(Bucket="cloister", Key="some/stack/files/below")["Body"].read() == b"x"
+    client.close()
     assert opened.location() == s3_location

@@ -1,7 +1,7 @@
-"""What all tests of the Pulumi program share: no network, and a way to see what a program asks for.
+"""Fixtures of all tests of the Pulumi program: no network, and recordings of the example stacks.
 
-A test runs a program, or a single component, by ``record(lambda: MyComponent(...))`` and looks at the
-resources that come back::
+A test runs a program or a single component with ``record(lambda: MyComponent(...))`` and examines the recorded
+resources::
 
     recording = record(lambda: Database("database", args))
     secret = recording.named("database-credentials")
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from pytest_socket import disable_socket, enable_socket
 
-from infra.recording import Recording
-from infra.render import record_stack
+from infra.rendering.recording import Recording
+from infra.rendering.render import record_stack
 
 ROOT = Path(__file__).parents[2]
 STACK_FILES = sorted((ROOT / "Pulumi.dev.yaml", *(ROOT / "docs/stacks").glob("Pulumi.*.yaml")))
@@ -29,14 +29,14 @@ def _recorded(stack_file: Path) -> Recording:
 
 @pytest.fixture(params=STACK_FILES, ids=[path.stem.removeprefix("Pulumi.") for path in STACK_FILES])
 def stack_file(request: pytest.FixtureRequest) -> Path:
-    """Each stack file that users are given: that of the root and the examples of the docs."""
+    """Each stack file of the repository: the one in the root and the examples of the docs."""
     path: Path = request.param
     return path
 
 
 @pytest.fixture
 def example(stack_file: Path) -> Recording:
-    """What the program asks for with each stack file that users are given."""
+    """The resources that the program requests for each stack file of the repository."""
     return _recorded(stack_file)
 
 

@@ -1,4 +1,4 @@
-"""The stack files of the repository, and a way to preview one, as it is or with changes."""
+"""The stack files of the repository, and previews of them, unchanged or with changes."""
 
 import copy
 import json
@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from infra.config import StackConfig, parse_config
 from infra.program import run
-from infra.recording import Recording, record
-from infra.stack_file import StackFileText, read_stack_file
+from infra.rendering.recording import Recording, record
+from infra.stack_file.reading import StackConfig, StackFileText, parse_config, read_stack_file
 
 ROOT = Path(__file__).parents[2]
 FILES = (ROOT / "Pulumi.dev.yaml", *sorted((ROOT / "docs" / "stacks").glob("Pulumi.*.yaml")))
@@ -22,7 +21,7 @@ def stack_text(name: str = "dev") -> StackFileText:
 
 
 def changed(name: str = "dev", **sections: Any) -> dict[str, Any]:
-    """The values of a stack file with whole keys replaced, or taken out where the value is None."""
+    """Return the values of a stack file with keys replaced, or removed if the value is None."""
     values = copy.deepcopy(dict(stack_text(name).values)) | sections
     return {key: value for key, value in values.items() if value is not None}
 
@@ -33,7 +32,7 @@ def parse(values: Mapping[str, Any], secret_keys: frozenset[str] | None = None) 
 
 
 def preview_values(values: Mapping[str, Any], secret_keys: frozenset[str]) -> Recording:
-    """What `pulumi preview` would ask for; the values as the CLI hands them over."""
+    """Record what `pulumi preview` requests, with the values as the CLI passes them."""
     config = {
         f"cloister:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
     }

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.recording import Recording
+from infra.rendering.recording import Recording
 from ray_job.contract.rayjobs import template_key
 from service.adapters.rayjob_templates import load_templates
 from service.model_catalogue import parse_catalogue
@@ -30,7 +30,7 @@ def previewed(**sections: Any) -> Recording:
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_there_are_two_of_each_and_one_may_go_at_a_time(name: str) -> None:
+def test_two_replicas_run_and_one_may_be_evicted(name: str) -> None:
     recording = preview(name)
     replicas = {each.name: each.inputs["spec"]["replicas"] for each in recording.of_type("Deployment")}
     assert replicas["api"] >= 2
@@ -39,7 +39,7 @@ def test_there_are_two_of_each_and_one_may_go_at_a_time(name: str) -> None:
     assert budgets == {"api": 1, "reconciler": 1}
 
 
-def test_the_autoscaler_sets_the_number_of_api_pods() -> None:
+def test_autoscaler_sets_the_number_of_api_pods() -> None:
     recording = preview("v100-and-a10g")
     (autoscaler,) = recording.of_type("HorizontalPodAutoscaler")
     assert (autoscaler.inputs["spec"]["minReplicas"], autoscaler.inputs["spec"]["maxReplicas"]) == (2, 6)
@@ -48,34 +48,34 @@ def test_the_autoscaler_sets_the_number_of_api_pods() -> None:
 
 
 @pytest.mark.parametrize("name", ["api", "reconciler"])
-def test_probes_ask_the_service_itself(name: str) -> None:
+def test_probes_use_the_endpoints_of_the_service(name: str) -> None:
     container = pod(preview(), name)["spec"]["containers"][0]
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_service_is_told_what_it_needs_and_no_password(name: str) -> None:
-    told = environment(preview(name), "reconciler")
-    assert told["CLOISTER_LAUNCHER"] == "kuberay"
-    assert told["CLOISTER_KUBERNETES_NAMESPACE"].endswith("-jobs")
-    assert told["PGPASSFILE"] == "/run/cloister/credentials/pgpass"
-    assert told["CLOISTER_OBJECT_STORE"].startswith("s3://")
-    for url in (told["CLOISTER_DATABASE_URL"], told["CLOISTER_JOB_DATABASE_URL"]):
+def test_environment_has_the_settings_and_no_password(name: str) -> None:
+    variables = environment(preview(name), "reconciler")
+    assert variables["CLOISTER_LAUNCHER"] == "kuberay"
+    assert variables["CLOISTER_KUBERNETES_NAMESPACE"].endswith("-jobs")
+    assert variables["PGPASSFILE"] == "/run/cloister/credentials/pgpass"
+    assert variables["CLOISTER_OBJECT_STORE"].startswith("s3://")
+    for url in (variables["CLOISTER_DATABASE_URL"], variables["CLOISTER_JOB_DATABASE_URL"]):
         assert ":" not in url.partition("://")[2].partition("@")[0]
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_what_the_service_reads_is_what_was_rendered(name: str) -> None:
+def test_config_maps_have_the_catalogue_and_a_template_of_each_model(name: str) -> None:
     maps = {each.name: each.inputs["data"] for each in preview(name).of_type("ConfigMap")}
     catalogue = parse_catalogue(yaml.safe_load(maps["models"]["models.yaml"]))
-    assert list(catalogue.models) == [model["id"] for model in stack_text(name).values["models"]]
-    assert set(maps["ray-job-templates"]) == {template_key(model) for model in catalogue.models}
+    assert list(catalogue) == [model["id"] for model in stack_text(name).values["models"]]
+    assert set(maps["ray-job-templates"]) == {template_key(model) for model in catalogue}
     assert all(json.loads(text)["kind"] == "RayJob" for text in maps["ray-job-templates"].values())
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_service_takes_its_settings_and_templates_as_they_are_rendered(name: str, tmp_path: Path) -> None:
+def test_service_accepts_the_rendered_settings_and_templates(name: str, tmp_path: Path) -> None:
     recording = preview(name)
     maps = {each.name: each.inputs["data"] for each in recording.of_type("ConfigMap")}
     for file, text in maps["ray-job-templates"].items():
@@ -84,7 +84,7 @@ def test_the_service_takes_its_settings_and_templates_as_they_are_rendered(name:
     assert (settings.host, settings.health_port, settings.launcher) == ("0.0.0.0", 8001, "kuberay")  # noqa: S104
     catalogue = parse_catalogue(yaml.safe_load(maps["models"]["models.yaml"]))
     templates = load_templates(tmp_path, catalogue, namespace=settings.kubernetes_namespace)
-    assert set(templates) == set(catalogue.models)
+    assert set(templates) == set(catalogue)
     assert read_settings(environment(recording, "api")).port == 8000
 
 
@@ -93,7 +93,7 @@ def annotations(recording: Recording, name: str) -> tuple[str, str]:
     return found["cloister.dev/configuration"], found["cloister.dev/credentials"]
 
 
-def test_a_change_of_models_or_of_a_secret_rolls_the_pods() -> None:
+def test_change_of_models_or_secrets_rolls_the_pods() -> None:
     models = [stack_text().values["models"][0] | {"batch_size": 32}]
     configuration, credentials = annotations(preview(), "api")
     with_models = annotations(previewed(models=models), "api")
@@ -104,7 +104,7 @@ def test_a_change_of_models_or_of_a_secret_rolls_the_pods() -> None:
     assert with_password[1] != credentials
 
 
-def test_another_image_is_another_migration() -> None:
+def test_new_image_creates_a_new_migrations_job() -> None:
     images = stack_text().values["images"]
     image = images["service"].replace("1" * 64, "9" * 64)
     jobs = [
@@ -116,7 +116,7 @@ def test_another_image_is_another_migration() -> None:
     assert jobs == ["migrations-111111111111", "migrations-999999999999"]
 
 
-def test_the_migrations_have_the_database_and_nothing_else() -> None:
+def test_migrations_have_the_login_of_the_database_only() -> None:
     spec = pod(preview(), "migrations")["spec"]
     assert spec["containers"][0]["command"] == ["python", "-m", "service.db"]
     assert environment(preview(), "migrations")["CLOISTER_JOB_ROLE"] == "cloister_acme_dev_job"
@@ -124,7 +124,7 @@ def test_the_migrations_have_the_database_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", ["api", "reconciler"])
-def test_temporary_files_have_the_room_that_the_stack_file_gives_them(name: str) -> None:
+def test_volume_for_temporary_files_has_the_size_of_the_workspace(name: str) -> None:
     for recording, gib in ((preview(), 5), (previewed(workspace_gib=40), 40)):
         spec = pod(recording, name)["spec"]
         (tmp,) = [each for each in spec["volumes"] if each["name"] == "tmp"]
@@ -134,11 +134,11 @@ def test_temporary_files_have_the_room_that_the_stack_file_gives_them(name: str)
         assert resources["limits"]["ephemeral-storage"] == resources["requests"]["ephemeral-storage"] == f"{gib + 1}Gi"
 
 
-def test_the_reconciler_takes_no_more_room_than_there_is() -> None:
+def test_reconciler_gets_the_size_of_its_workspace() -> None:
     assert environment(previewed(workspace_gib=40), "reconciler")["CLOISTER_WORKSPACE_GIB"] == "40"
 
 
-def test_the_ingress_takes_the_largest_upload_by_tls_and_shows_openais_paths_only() -> None:
+def test_ingress_accepts_large_uploads_with_tls_on_api_paths_only() -> None:
     (ingress,) = preview("v100-and-a10g").of_type("Ingress")
     spec = ingress.inputs["spec"]
     assert spec["tls"] == [{"hosts": ["batch.acme.example"], "secretName": "api-tls"}]
@@ -148,11 +148,11 @@ def test_the_ingress_takes_the_largest_upload_by_tls_and_shows_openais_paths_onl
     assert annotations["cert-manager.io/cluster-issuer"] == "acme-ca"
 
 
-def test_without_an_ingress_there_is_none() -> None:
+def test_stack_without_ingress_section_has_no_ingress() -> None:
     assert not preview("dev").of_type("Ingress")
 
 
-def test_the_certificate_of_an_own_database_reaches_service_and_jobs() -> None:
+def test_ca_certificate_of_an_external_database_reaches_service_and_jobs() -> None:
     recording = preview("own-postgres-and-s3")
     maps = [each for each in recording.of_type("ConfigMap") if each.inputs["metadata"]["name"] == "database-ca"]
     assert len({each.inputs["metadata"]["namespace"] for each in maps}) == 2
@@ -160,18 +160,18 @@ def test_the_certificate_of_an_own_database_reaches_service_and_jobs() -> None:
     assert "sslrootcert" in environment(recording, "api")["CLOISTER_DATABASE_URL"]
 
 
-def test_the_key_of_the_http_lane_reaches_its_workers_and_nobody_else() -> None:
-    model = {"id": "m", "lane": "http", "base_url": "http://10.50.0.10:8000/v1"}
+def test_api_key_of_the_http_engine_reaches_its_workers_only() -> None:
+    model = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
     network = stack_text().values["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
-    values = changed(models=[model], network=network, http_lane_api_key="endpoint-key")
-    recording = preview_values(values, stack_text().secret_keys | {"http_lane_api_key"})
+    values = changed(models=[model], network=network, http_engine_api_key="endpoint-key")
+    recording = preview_values(values, stack_text().secret_keys | {"http_engine_api_key"})
     (secret,) = [each for each in recording.of_type("Secret") if "endpoint-key" in str(each.inputs)]
     assert secret.inputs["metadata"]["namespace"] == "cloister-acme-dev-jobs"
     (templates,) = [each for each in recording.of_type("ConfigMap") if each.name == "ray-job-templates"]
     assert f'"secretName": "{secret.inputs["metadata"]["name"]}"' in "".join(templates.inputs["data"].values())
 
 
-def test_jobs_have_another_role_and_another_key_than_the_service() -> None:
+def test_jobs_have_other_logins_than_the_service() -> None:
     secrets = {
         (each.inputs["metadata"]["namespace"], each.inputs["metadata"]["name"]): each.inputs["stringData"]
         for each in preview("dev").of_type("Secret")

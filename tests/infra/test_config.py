@@ -3,13 +3,13 @@ from typing import Any
 
 import pytest
 
-from infra.config import ConfigError
-from infra.config_schema import SECRET_KEYS
+from infra.stack_file.reading import ConfigError
+from infra.stack_file.secret_keys import SECRET_KEYS
 from tests.infra.previewed_stacks import STACKS, changed, parse, preview_values, stack_text
 
 
 def problems(values: Mapping[str, Any], secret_keys: frozenset[str] | None = None) -> dict[str, str]:
-    """What is wrong, by the key without the project."""
+    """Parse a wrong stack file; return its problems by key without the project."""
     with pytest.raises(ConfigError) as caught:
         parse(values, secret_keys)
     return dict(problem.removeprefix("cloister:").split(": ", 1) for problem in caught.value.problems)
@@ -20,13 +20,17 @@ def with_image(name: str, value: Any) -> dict[str, Any]:
     return changed(images={key: image for key, image in images.items() if image is not None})
 
 
+def recovery_from(server: str, **keys: str) -> dict[str, Any]:
+    return {"kind": "cloudnative_pg", "recovery": {"from_server": server, **keys}}
+
+
 @pytest.mark.parametrize("name", STACKS)
-def test_every_stack_file_of_the_repository_is_right(name: str) -> None:
+def test_stack_files_of_the_repository_are_valid(name: str) -> None:
     text = stack_text(name)
     assert parse(text.values, text.secret_keys).names.customer == text.values["customer"]
 
 
-def test_every_error_is_told_at_once_with_its_key() -> None:
+def test_all_errors_are_reported_with_their_keys() -> None:
     wrong = changed(
         customer="ACME Inc",
         enviroment="dev",
@@ -64,41 +68,41 @@ def test_every_error_is_told_at_once_with_its_key() -> None:
         ("limits", "max_running_job", "max_running_jobs"),
     ],
 )
-def test_an_unknown_key_is_told_with_the_nearest_one(section: str, typo: str, meant: str) -> None:
+def test_unknown_key_is_reported_with_the_nearest_one(section: str, typo: str, meant: str) -> None:
     values = changed(**{section: {typo: 3}}) if section else changed(**{typo: "x"})
     path = f"{section}.{typo}" if section else typo
-    assert problems(values) == {path: f"there is no such key; did you mean '{meant}'?"}
+    assert problems(values) == {path: f"is not a known key; did you mean '{meant}'?"}
 
 
-def test_a_missing_section_is_told_with_what_it_is() -> None:
+def test_missing_section_is_reported_with_its_meaning() -> None:
     assert "context" in problems(changed(kubernetes={}))["kubernetes.context"]
-    assert "a section" in problems(changed(network=None))["network"]
+    assert "it is a section" in problems(changed(network=None))["network"]
 
 
-def test_an_unknown_kind_is_told_with_those_there_are() -> None:
-    told = problems(changed(database={"kind": "mysql"}))
-    assert told == {"database.kind": "must be bundled, cloudnative_pg or external, not 'mysql'"}
+def test_unknown_kind_is_reported_with_the_known_kinds() -> None:
+    found = problems(changed(database={"kind": "mysql"}))
+    assert found == {"database.kind": "must be bundled, cloudnative_pg or external, not 'mysql'"}
 
 
 @pytest.mark.parametrize(
     "image",
     ["registry.example/service:latest", "registry.example/service", "service@sha256:" + "1" * 64, "https://x/y"],
 )
-def test_an_image_without_a_digest_is_refused(image: str) -> None:
+def test_image_without_a_digest_is_refused(image: str) -> None:
     assert set(problems(with_image("service", image))) == {"images.service"}
 
 
-def test_a_secret_in_plain_text_is_refused_and_not_repeated() -> None:
+def test_secret_in_plain_text_is_refused_without_its_value() -> None:
     with pytest.raises(ConfigError) as caught:
         parse(changed(database_owner_password="hunter2hunter2"), frozenset())
     assert "hunter2" not in str(caught.value)
-    told = "".join(problem for problem in caught.value.problems if "owner" in problem)
-    assert "pulumi config set --secret cloister:database_owner_password" in told
+    found = "".join(problem for problem in caught.value.problems if "owner" in problem)
+    assert "pulumi config set --secret cloister:database_owner_password" in found
 
 
-def test_a_missing_secret_is_told_with_the_command_that_sets_it() -> None:
-    told = problems(changed(database_job_password=None))
-    assert "pulumi config set --secret cloister:database_job_password" in told["database_job_password"]
+def test_missing_secret_is_reported_with_the_command_that_sets_it() -> None:
+    found = problems(changed(database_job_password=None))
+    assert "pulumi config set --secret cloister:database_job_password" in found["database_job_password"]
 
 
 @pytest.mark.parametrize(
@@ -109,33 +113,33 @@ def test_a_missing_secret_is_told_with_the_command_that_sets_it() -> None:
         ("object_store_secret_access_key", "with/slash+plus"),
     ],
 )
-def test_a_secret_that_cannot_be_used_is_refused_and_not_repeated(name: str, value: str) -> None:
-    told = problems(changed(**{name: value}))
-    assert set(told) == {name}
-    assert value.strip() == "" or value not in told[name]
+def test_unusable_secret_is_refused_without_its_value(name: str, value: str) -> None:
+    found = problems(changed(**{name: value}))
+    assert set(found) == {name}
+    assert value.strip() == "" or value not in found[name]
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "found"),
     [(0, "input should be greater than or equal to 1, not 0"), ("5Gi", "input should be a valid integer, not '5Gi'")],
 )
-def test_the_workspace_has_a_size_in_whole_gib(value: Any, told: str) -> None:
-    assert problems(changed(workspace_gib=value)) == {"workspace_gib": told}
+def test_workspace_size_is_in_whole_gib(value: Any, found: str) -> None:
+    assert problems(changed(workspace_gib=value)) == {"workspace_gib": found}
 
 
-def test_a_section_must_not_be_a_secret() -> None:
+def test_section_must_not_be_a_secret() -> None:
     secrets = stack_text().secret_keys | {"database"}
-    assert "holds a secret" in problems(changed(database={"kind": "bundled"}), secrets)["database"]
+    assert "is a secret" in problems(changed(database={"kind": "bundled"}), secrets)["database"]
 
 
-def test_a_password_in_the_database_url_is_refused_and_not_repeated() -> None:
+def test_password_in_the_database_url_is_refused_without_its_value() -> None:
     own = stack_text("own-postgres-and-s3").values["database"] | {"url": "postgresql://a:hunter2@db.example/a"}
-    told = problems(changed(database=own))
-    assert "holds a password" in told["database.url"]
-    assert "hunter2" not in str(told)
+    found = problems(changed(database=own))
+    assert "holds a password" in found["database.url"]
+    assert "hunter2" not in str(found)
 
 
-def test_secrets_do_not_show_in_the_configuration_itself() -> None:
+def test_repr_of_the_configuration_hides_secrets() -> None:
     shown = repr(parse(changed(database_owner_password="hunter2hunter2")))
     assert "hunter2" not in shown
 
@@ -145,6 +149,10 @@ def test_secrets_do_not_show_in_the_configuration_itself() -> None:
     [
         ("database.backup", {"database": {"kind": "cloudnative_pg", "backup": {}}}),
         ("database.recovery", {"database": {"kind": "cloudnative_pg", "recovery": {"from_server": "database"}}}),
+        ("database.recovery.from_server", {"database": recovery_from("Database 1")}),
+        ("database.recovery.from_server", {"database": recovery_from("d" * 41)}),
+        ("database.recovery.until", {"database": recovery_from("database", until="2030-01-31 12:00")}),
+        ("database.backup.schedule", {"database": {"kind": "cloudnative_pg", "backup": {"schedule": "0 3 * * *"}}}),
         ("api.ingress.host", {"api": {"ingress": {"tls": {"cluster_issuer": "ca"}}}}),
         ("api.ingress.tls", {"api": {"ingress": {"host": "a.example", "tls": {}}}}),
         ("api.ingress.tls", {"api": {"ingress": {"host": "a.b", "tls": {"secret_name": "a", "cluster_issuer": "b"}}}}),
@@ -154,95 +162,191 @@ def test_secrets_do_not_show_in_the_configuration_itself() -> None:
         ("limits.job_gpus", {"limits": {"job_gpus": 1}}),
         ("limits.job_cpus", {"limits": {"job_cpus": 1000}}),
         ("network.kubernetes_api.networks[0]", {"network": {"kubernetes_api": {"networks": ["0.0.0.0/0"]}}}),
-        ("kuberay.chart.version", {"kuberay": {"chart": {"version": "1.3.0"}}}),
+        ("kuberay.chart.version", {"kuberay": {"chart": {"version": "1.5.9"}}}),
+        ("kuberay.namespace", {"kuberay": {"namespace": "kube-system"}}),
         ("object_store_job_secret_access_key", {"object_store_job_secret_access_key": "x"}),
         ("registry_password", {"registry_password": "x"}),
-        ("http_lane_api_key", {"http_lane_api_key": "x"}),
+        ("http_engine_api_key", {"http_engine_api_key": "x"}),
     ],
 )
-def test_values_that_contradict_each_other_are_refused(key: str, section: dict[str, Any]) -> None:
+def test_contradicting_values_are_refused(key: str, section: dict[str, Any]) -> None:
     secrets = stack_text().secret_keys | (section.keys() & SECRET_KEYS.keys())
     assert key in problems(changed(**section), secrets)
 
 
 @pytest.mark.parametrize("limit", ["job_cpus", "job_memory_gib", "job_gpus"])
-def test_a_limit_that_no_job_of_a_model_fits_below_is_refused(limit: str) -> None:
+def test_limit_below_the_smallest_job_is_refused(limit: str) -> None:
     values = dict(stack_text("v100-and-a10g").values)
-    told = problems(values | {"limits": {limit: 1}})
-    assert "takes with one engine" in told[f"limits.{limit}"]
+    found = problems(values | {"limits": {limit: 1}})
+    assert "takes with one engine" in found[f"limits.{limit}"]
 
 
-def test_a_wrong_model_does_not_hide_what_another_one_needs() -> None:
+def test_limits_count_the_smallest_job_exactly() -> None:
+    values = changed("v100-and-a10g")
+    # Head, autoscaler and stages take 3.25 CPUs and 10.5 GiB; one of a node's four GPUs comes with 9.75 and 90.5.
+    values["node_pools"]["v100"] |= {"cpus": 39, "memory_gib": 362}
+    values["models"] = [values["models"][0] | {"weights_gib": 6, "tensor_parallel_size": 1}]
+    exact = {"job_cpus": 13, "job_memory_gib": 101, "job_gpus": 1}
+    assert parse(values | {"limits": exact}).file.limits.job_cpus == 13
+    found = problems(values | {"limits": {name: least - 1 for name, least in exact.items() if least > 1}})
+    assert "must be at least 13," in found["limits.job_cpus"]
+    assert "must be at least 101," in found["limits.job_memory_gib"]
+
+
+def test_limit_may_be_as_large_as_the_pools_together() -> None:
+    values = changed("v100-and-a10g")
+    most = {"job_cpus": 2 * 30 + 2 * 38 + 3 * 14, "job_memory_gib": 2 * 120 + 2 * 360 + 3 * 56, "job_gpus": 11}
+    assert parse(values | {"limits": most}).file.limits.job_gpus == 11
+    found = problems(values | {"limits": {name: limit + 1 for name, limit in most.items()}})
+    assert found.keys() == {f"limits.{name}" for name in most}
+    assert "must be at most 178," in found["limits.job_cpus"]
+
+
+def test_largest_job_decides_about_a_limit() -> None:
+    values = changed("v100-and-a10g")
+    assert "a job of models[0] takes" in problems(values | {"limits": {"job_gpus": 3}})["limits.job_gpus"]
+    values["models"].reverse()
+    assert "a job of models[1] takes" in problems(values | {"limits": {"job_gpus": 3}})["limits.job_gpus"]
+
+
+def test_old_chart_is_accepted_from_a_stack_that_does_not_install_it() -> None:
+    values = changed(kuberay={"install": "none", "chart": {"version": "1.3.0"}})
+    assert parse(values).file.kuberay.install == "none"
+
+
+@pytest.mark.parametrize("version", ["1.6.0", "1.6.0-rc.1", "2.0.0"])
+def test_chart_from_the_oldest_supported_version_is_accepted(version: str) -> None:
+    assert parse(changed(kuberay={"chart": {"version": version}})).file.kuberay.chart.version == version
+
+
+def test_recovery_needs_backups() -> None:
+    values = changed("gpu-nodes-on-demand")
+    recovery = {"recovery": {"from_server": "database"}}
+    database = {name: value for name, value in values["database"].items() if name != "backup"} | recovery
+    assert set(problems(values | {"database": database})) == {"database.recovery"}
+    assert parse(values | {"database": database | {"backup": {}}}).names.customer
+
+
+def test_model_in_an_image_may_be_in_any_directory() -> None:
+    models = [changed()["models"][0] | {"source": "/opt/demo"}]
+    assert parse(changed(models=models, model_weights={"kind": "image"})).catalogue["demo"]
+    assert set(problems(changed(models=models))) == {"models[0].source"}
+
+
+def test_wrong_weights_section_is_the_only_problem() -> None:
+    models = [changed()["models"][0] | {"source": "/opt/demo"}]
+    assert set(problems(changed(models=models, model_weights={"kind": "tape"}))) == {"model_weights.kind"}
+
+
+def test_wrong_model_does_not_hide_what_another_one_needs() -> None:
     large = {"id": "large", "source": "/models/large", "accelerator": "v100", "weights_gib": 2}
-    told = problems(changed(models=[{"id": "bad", "source": "/models/bad", "concurency": 1}, large]))
-    assert {"models[0].concurency", "models[1].accelerator", "images.ray_v100"} <= told.keys()
+    found = problems(changed(models=[{"id": "bad", "source": "/models/bad", "concurency": 1}, large]))
+    assert {"models[0].concurency", "models[1].accelerator", "images.ray_v100"} <= found.keys()
 
 
 @pytest.mark.parametrize("name", ["postgres", "versitygw", "kuberay_operator", "ray_cpu"])
-def test_an_image_that_another_section_needs_is_required(name: str) -> None:
+def test_image_of_a_used_component_is_required(name: str) -> None:
     assert "is required because" in problems(with_image(name, None))[f"images.{name}"]
 
 
-def test_a_model_without_its_pool_or_image_is_refused() -> None:
+def test_model_without_its_pool_or_image_is_refused() -> None:
     model = {"id": "m", "source": "/models/m", "accelerator": "v100", "weights_gib": 2}
-    told = problems(changed(models=[model]))
-    assert "node_pools.v100" in told["models[0].accelerator"]
-    assert "images.ray_v100" in told
+    found = problems(changed(models=[model]))
+    assert "node_pools.v100" in found["models[0].accelerator"]
+    assert "images.ray_v100" in found
 
 
 @pytest.mark.parametrize("engine_args", [{"dtype": "bfloat16"}, {"dtype": "float16", "quantization": "fp8"}, {}])
-def test_a_v100_with_a_type_that_it_cannot_compute_in_is_refused(engine_args: dict[str, Any]) -> None:
+def test_data_type_that_a_v100_lacks_is_refused(engine_args: dict[str, Any]) -> None:
     values = dict(stack_text("v100-and-a10g").values)
     values["models"] = [values["models"][0] | {"engine_args": engine_args}]
     assert any(key.startswith("models[0].engine_args") for key in problems(values))
 
 
-def test_a_model_that_does_not_fit_its_gpus_is_refused() -> None:
+def test_model_larger_than_its_gpus_is_refused() -> None:
     values = dict(stack_text("v100-and-a10g").values)
     values["models"] = [values["models"][1] | {"weights_gib": 40}]
     assert "models[0].weights_gib" in problems(values)
 
 
-@pytest.mark.parametrize(("lane", "versions"), [("v100", {"ray": "2.60.0"}), ("a10g", {"vllm": "0.19.1"})])
-def test_an_image_outside_its_lane_is_refused(lane: str, versions: dict[str, str]) -> None:
+@pytest.mark.parametrize(("variant", "versions"), [("v100", {"ray": "2.60.0"}), ("cuda13", {"vllm": "0.19.1"})])
+def test_image_outside_its_variants_range_is_refused(variant: str, versions: dict[str, str]) -> None:
     values = dict(stack_text("v100-and-a10g").values)
-    name = f"ray_{lane}"
+    name = f"ray_{variant}"
     values["images"] = values["images"] | {name: values["images"][name] | versions}
-    assert "this lane runs" in problems(values)[f"images.{name}"]
+    assert "this variant runs" in problems(values)[f"images.{name}"]
 
 
-def test_a_node_belongs_to_one_pool() -> None:
+def test_node_belongs_to_one_pool() -> None:
     pools = {"system": {"nodes": ["n"]}, "cpu": {"nodes": ["n"], "cpus": 8, "memory_gib": 28}}
     assert "n is in node_pools.system too" in problems(changed(node_pools=pools))["node_pools.cpu.nodes"]
 
 
 @pytest.mark.parametrize("pool", [{}, {"nodes": ["n"], "max_nodes": 2}])
-def test_a_pool_has_either_nodes_or_a_most(pool: dict[str, Any]) -> None:
+def test_pool_has_either_nodes_or_a_maximum(pool: dict[str, Any]) -> None:
     pools = {**stack_text().values["node_pools"], "cpu": {**pool, "cpus": 8, "memory_gib": 28}}
-    assert "must be there, or max_nodes, and not both" in problems(changed(node_pools=pools))["node_pools.cpu.nodes"]
+    assert "set either nodes or max_nodes" in problems(changed(node_pools=pools))["node_pools.cpu.nodes"]
 
 
-def test_limits_count_the_most_nodes_that_an_autoscaler_makes() -> None:
+def test_limits_count_the_most_nodes_of_an_autoscaler() -> None:
     values = dict(stack_text("gpu-nodes-on-demand").values)
     assert parse(values | {"limits": {"job_gpus": 10}}).file.limits.job_gpus == 10
     assert "must be at most 10" in problems(values | {"limits": {"job_gpus": 11}})["limits.job_gpus"]
 
 
-def test_an_own_database_needs_tls_and_two_roles() -> None:
+def test_external_database_needs_tls_and_two_roles() -> None:
     own = dict(stack_text("own-postgres-and-s3").values["database"])
-    told = problems(changed(database=own | {"url": "postgresql://a@db.example:5432/a", "job_role": "a"}))
-    assert set(told) == {"database.url", "database.job_role"}
+    found = problems(changed(database=own | {"url": "postgresql://a@db.example:5432/a", "job_role": "a"}))
+    assert set(found) == {"database.url", "database.job_role"}
     own.pop("ca_certificate")
     assert set(problems(changed(database=own))) == {"database.ca_certificate"}
 
 
-def test_a_model_of_the_http_lane_needs_to_know_where_it_may_go() -> None:
-    model = {"id": "m", "lane": "http", "base_url": "http://10.50.0.10:8000/v1"}
+def test_model_of_the_http_engine_needs_endpoint_networks() -> None:
+    model = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
     assert set(problems(changed(models=[model]))) == {"network.endpoint_networks"}
 
 
-def test_a_wrong_stack_file_asks_for_no_resource() -> None:
+@pytest.mark.parametrize("engine", ["direct", "processor", "serve"])
+def test_model_of_another_engine_needs_no_endpoint_networks(engine: str) -> None:
+    models = [changed()["models"][0] | {"engine": engine}]
+    assert parse(changed(models=models)).catalogue["demo"].spec.engine == engine
+
+
+def test_wrong_stack_file_requests_no_resource() -> None:
     values = changed(database={"kind": "mysql"})
     with pytest.raises(Exception, match=r"cloister:database\.kind: must be") as caught:
         preview_values(values, stack_text().secret_keys)
     assert type(caught.value).__name__ == "RunError"
+
+
+def test_renamed_key_is_reported_with_its_new_name() -> None:
+    image = stack_text("v100-and-a10g").values["images"]["ray_cuda13"]
+    assert problems(with_image("ray_a10g", image)) == {"images.ray_a10g": "was renamed; use ray_cuda13"}
+
+
+def test_wrong_key_of_a_gpu_pool_is_reported() -> None:
+    pools = stack_text().values["node_pools"] | {"l40s": {"nodes": ["n"], "gpus_node": 1, "cpus": 8, "memory_gib": 28}}
+    found = problems(changed(node_pools=pools))
+    assert found["node_pools.l40s.gpus_node"] == "is not a known key; did you mean 'gpus_per_node'?"
+    assert "GPUs" in found["node_pools.l40s.gpus_per_node"]
+
+
+@pytest.mark.parametrize(("pool", "meant"), [("l40", "l40s"), ("manage_node", "manage_nodes")])
+def test_unknown_pool_is_reported_with_the_nearest_key_or_accelerator(pool: str, meant: str) -> None:
+    pools = stack_text().values["node_pools"] | {pool: True}
+    assert problems(changed(node_pools=pools)) == {f"node_pools.{pool}": f"is not a known key; did you mean '{meant}'?"}
+
+
+@pytest.mark.parametrize(
+    ("key", "row"),
+    [
+        ("accelerators.rtx.memory_mib", {"rtx": {"compute_capability": "8.9"}}),
+        ("accelerators.rtx.compute_capability", {"rtx": {"compute_capability": "6.1", "memory_mib": 1}}),
+        ("accelerators.rtx.memory", {"rtx": {"compute_capability": 8.9, "memory_mib": 1, "memory": 1}}),
+        ("accelerators.cpu", {"cpu": {"compute_capability": "8.9", "memory_mib": 1}}),
+        ("accelerators.RTX 1", {"RTX 1": {"compute_capability": "8.9", "memory_mib": 1}}),
+    ],
+)
+def test_wrong_accelerator_is_reported(key: str, row: dict[str, Any]) -> None:
+    assert key in problems(changed(accelerators=row))

@@ -1,8 +1,7 @@
-"""The bundled database's start script, run by a shell on a real Postgres."""
+"""Start script of the bundled database, run with a real Postgres."""
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,21 +12,22 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from infra import database
+from infra.data import database
 from service.db import migrate
-from service.local.postgres import _account, _binary, as_account
+from service.local.postgres import as_account, postgres_account, postgres_binary
+from service.local.ray_head import free_ports
 
 SCRIPTS = Path(database.__file__).parent / "scripts"
 OWNER, JOB = "cloister_acme_dev", "cloister_acme_dev_job"
 
 
-pytestmark = pytest.mark.local_network
+pytestmark = [pytest.mark.local_network, pytest.mark.slow]
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory with the volume, the sockets and the passwords; short, because a socket's path must be."""
-    path, account = Path(tempfile.mkdtemp(prefix="postgres-start-")), _account()
+    """Directory with the volume, sockets and passwords; its path is short, as a socket's path must be."""
+    path, account = Path(tempfile.mkdtemp(prefix="postgres-start-")), postgres_account()
     for name in ("volume", "sockets", "passwords"):
         (path / name).mkdir()
         if account is not None:
@@ -44,12 +44,10 @@ def set_passwords(directory: Path, **passwords: str) -> None:
 
 @contextmanager
 def started(directory: Path) -> Iterator[int]:
-    """The port of a server that the script has started, once it takes connections."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    """Start the server with the script and yield its port when it accepts connections."""
+    (port,) = free_ports(1)
     environment = {
-        "PATH": f"{Path(_binary('postgres')).parent}:/usr/bin:/bin",
+        "PATH": f"{Path(postgres_binary('postgres')).parent}:/usr/bin:/bin",
         "PGPORT": str(port),
         "PGDATA": str(directory / "volume/data"),
         "SOCKETS": str(directory / "sockets"),
@@ -61,7 +59,9 @@ def started(directory: Path) -> Iterator[int]:
     }
     options = ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "shared_buffers=16MB"]
     command = ["/bin/sh", str(SCRIPTS / "postgres_start.sh"), *options]
-    with subprocess.Popen(as_account(command, _account()), env=environment, stderr=subprocess.DEVNULL) as server:
+    with subprocess.Popen(
+        as_account(command, postgres_account()), env=environment, stderr=subprocess.DEVNULL
+    ) as server:
         try:
             yield _wait(server, port)
         finally:
@@ -74,7 +74,7 @@ def _wait(server: subprocess.Popen[bytes], port: int) -> int:
         try:
             connect(port, OWNER, "no role has this password").close()
         except psycopg.OperationalError as error:
-            # A server listens before it takes connections.
+            # A server listens before it accepts connections.
             if "password authentication failed" in str(error):
                 return port
             time.sleep(0.05)
@@ -85,7 +85,7 @@ def connect(port: int, role: str, password: str) -> psycopg.Connection:
     return psycopg.connect(host="127.0.0.1", port=port, dbname=OWNER, user=role, password=password, autocommit=True)
 
 
-def test_the_owner_can_migrate_and_the_job_role_can_do_nothing_but_connect(directory: Path) -> None:
+def test_owner_can_migrate_and_job_role_can_only_connect(directory: Path) -> None:
     with started(directory) as port:
         migrate(f"postgresql://{OWNER}@127.0.0.1:{port}/{OWNER}", password="for owner's eyes")
 
@@ -95,7 +95,7 @@ def test_the_owner_can_migrate_and_the_job_role_can_do_nothing_but_connect(direc
                     connection.execute(forbidden)
 
 
-def test_a_changed_password_takes_effect_at_the_next_start_and_the_data_stays(directory: Path) -> None:
+def test_changed_password_applies_at_the_next_start_and_keeps_data(directory: Path) -> None:
     with started(directory) as port, connect(port, OWNER, "for owner's eyes") as connection:
         connection.execute("CREATE TABLE kept AS SELECT 1 AS number")
     set_passwords(directory, owner="another")
@@ -107,7 +107,7 @@ def test_a_changed_password_takes_effect_at_the_next_start_and_the_data_stays(di
             assert connection.execute("SELECT number FROM kept").fetchone() == (1,)
 
 
-def test_a_first_start_that_was_cut_off_is_begun_again(directory: Path) -> None:
+def test_interrupted_first_start_is_repeated(directory: Path) -> None:
     (directory / "volume/data.new").mkdir()
     (directory / "volume/data.new/PG_VERSION").write_text("18\n")
 

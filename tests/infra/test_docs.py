@@ -5,97 +5,78 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import config_reference, network_drawing
-from infra.config_schema import SECRET_KEYS, StackFile, sections_of
-from infra.config_sections import Section
+from infra.rendering import configuration_page, network_drawing
+from infra.rendering.generated_page import write_or_check
+from infra.stack_file.secret_keys import SECRET_KEYS
+from infra.stack_file.sections import StackFile
+from ray_job.contract.accelerators import ACCELERATORS
+from service.config_sections import Section, extra_type, sections_of
 from tests.infra.previewed_stacks import ROOT, changed, parse, stack_text
 
-OPERATE = (ROOT / "docs" / "operate.md").read_text()
+HOW_TO = {page.stem: page.read_text() for page in (ROOT / "docs/how-to").glob("*.md")}
 
 
 def keys(section: type[Section]) -> set[str]:
     inner = [keys(each) for field in section.model_fields.values() for each in sections_of(field.annotation)]
+    if extra := extra_type(section):
+        inner.append(keys(extra))
     return set(section.model_fields).union(*inner)
 
 
-def test_the_reference_page_is_what_the_schema_says() -> None:
-    assert config_reference.PAGE.read_text(encoding="utf-8") == config_reference.page()
+def test_configuration_page_is_up_to_date() -> None:
+    assert configuration_page.PAGE.read_text(encoding="utf-8") == configuration_page.page()
 
 
-def test_the_reference_page_has_every_key_with_its_meaning_and_an_example() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| (.*?) ?\|$", config_reference.page(), re.MULTILINE)
+def test_configuration_page_has_every_key_with_meaning_and_example() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| (.*?) ?\|$", configuration_page.page(), re.MULTILINE)
     assert {name for name, *_ in rows} | set(SECRET_KEYS) >= keys(StackFile)
-    for name, kind, default, meaning, example in rows:
+    for name, kind, default, meaning, example in (row for row in rows if row[0] not in ACCELERATORS):
         assert all((kind, default, meaning)), name
-        assert example or kind == "section", name
+        assert example or "section" in kind, name
 
 
-def test_the_checks_agree_with_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
-    assert config_reference.main(["--check"]) == 0
-    assert network_drawing.main(["--check"]) == 0
+def test_checks_accept_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    for module in (configuration_page, network_drawing):
+        assert write_or_check(module.PAGE, module.page(), ["--check"], module=module.__name__) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_the_drawing_is_what_the_flows_say() -> None:
+def test_drawing_is_up_to_date() -> None:
     assert network_drawing.PAGE.read_text(encoding="utf-8") == network_drawing.page()
 
 
-def test_the_page_for_operators_names_only_keys_that_there_are() -> None:
-    named = set(re.findall(r"cloister:([a-z_]+)", OPERATE))
-    assert named
-    assert named <= set(StackFile.model_fields) | set(SECRET_KEYS)
+@pytest.mark.parametrize("page", HOW_TO)
+def test_how_to_names_existing_keys_only(page: str) -> None:
+    assert set(re.findall(r"cloister:([a-z_]+)", HOW_TO[page])) <= set(StackFile.model_fields) | set(SECRET_KEYS)
 
 
-def test_the_page_for_operators_names_only_files_that_there_are() -> None:
-    links = set(re.findall(r"\]\(([^)#:]+)\)", OPERATE))
-    assert links
-    assert all((ROOT / "docs" / link).exists() for link in links)
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        "Deploy",
-        "Upgrade",
-        "Rotate secrets",
-        "Add a model",
-        "Add a pool",
-        "Back up and restore",
-        "Remove a customer",
-        "Air gap",
-    ],
-)
-def test_the_page_for_operators_has_a_section_for_each_task(task: str) -> None:
-    assert re.search(rf"^## {task}$", OPERATE, re.MULTILINE)
-
-
-def snippets(section: str, key: str) -> list[Any]:
-    """The values of a stack file's key, as the blocks of a section write it."""
-    text = OPERATE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    blocks = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4,}.*\n?)+", text, re.MULTILINE)]
+def snippets(page: str, key: str) -> list[Any]:
+    """Return the values of a stack file's key in the indented blocks of a how-to."""
+    blocks = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4,}.*\n?)+", HOW_TO[page], re.MULTILINE)]
     return [yaml.safe_load(block)[f"cloister:{key}"] for block in blocks if block.startswith(f"cloister:{key}:")]
 
 
-def test_a_model_as_the_page_writes_it_is_right() -> None:
+def test_model_of_the_how_to_is_valid() -> None:
     name = "v100-and-a10g"
-    values = changed(name, models=snippets("Add a model", "models")[0])
-    assert list(parse(values).catalogue.models) == ["llama-3.1-8b"]
+    values = changed(name, models=snippets("add-a-model", "models")[0])
+    assert list(parse(values).catalogue) == ["llama-3.1-8b"]
 
 
-def test_a_pool_as_the_page_writes_it_is_right() -> None:
+def test_pool_of_the_how_to_is_valid() -> None:
     example = stack_text("v100-and-a10g").values
     dev = stack_text().values
+    v100, l40s = snippets("add-a-node-pool", "node_pools")
     values = changed(
-        node_pools=dev["node_pools"] | snippets("Add a pool", "node_pools")[0],
-        images=dev["images"] | {name: example["images"][name] for name in ("ray_v100", "device_plugin")},
+        node_pools=dev["node_pools"] | v100 | l40s,
+        images=dev["images"] | {name: example["images"][name] for name in ("ray_v100", "ray_cuda13", "device_plugin")},
         device_plugin={"install": True},
-        models=[*dev["models"], example["models"][0]],
+        models=[*dev["models"], example["models"][0], example["models"][1] | {"accelerator": "l40s", "concurrency": 1}],
     )
-    assert "v100" in parse(values).file.node_pools.model_dump(exclude_none=True)
+    assert {"v100", "l40s"} <= set(parse(values).file.node_pools.model_dump(exclude_none=True))
 
 
-def test_a_backup_and_a_recovery_as_the_page_writes_them_are_right() -> None:
-    backup, recovery = snippets("Back up and restore", "database")
+def test_backup_and_recovery_of_the_how_to_are_valid() -> None:
+    backup, recovery = snippets("back-up-and-restore", "database")
     for written in (backup, recovery):
         parse(changed("air-gap", database=written), stack_text("air-gap").secret_keys)
     assert recovery["recovery"]["from_server"] == "database"

@@ -1,12 +1,11 @@
-"""What `cloister doctor` looks for is what the program makes; the service cannot import the program."""
+"""``cloister doctor`` checks what the program creates; the service cannot import the program."""
 
 import re
 
 import pytest
 
-from infra import kuberay, network, pools
-from infra.access import API, LAUNCHER_RULES, RECONCILER
-from service.cli.doctor import launcher, nodes, permissions, relay, requirements
+from ray_job.contract.cluster import API, API_PORT, RECONCILER
+from service.doctor import permissions
 from tests.infra.previewed_stacks import STACKS, preview
 
 
@@ -20,42 +19,24 @@ def resource(kind: str) -> str:
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_the_doctor_asks_for_the_right_to_everything_that_a_stack_makes(name: str) -> None:
+def test_permissions_cover_every_kind_that_a_stack_creates(name: str) -> None:
     asked = {*permissions.EVERYWHERE, *permissions.IN_NAMESPACES, *permissions.ONCE_A_CLUSTER}
     kinds = {each.type for each in preview(name).resources if each.custom and each.type.startswith("kubernetes:")}
     assert {resource(kind) for kind in kinds if ":helm.sh/" not in kind} - asked == set()
 
 
-def test_the_doctor_asks_for_the_rights_that_the_launcher_has() -> None:
-    given = {
-        (verb, ".".join(part for part in (kind, group) if part))
-        for rule in LAUNCHER_RULES
-        for verb in rule["verbs"]
-        for kind in rule["resources"]
-        for group in rule["api_groups"]
-    }
-    assert set(launcher.MUST) == given
-
-
-def test_the_doctor_and_the_program_mean_the_same_pools_and_versions() -> None:
-    assert (nodes.POOL_LABEL, nodes.GPU_RESOURCE) == (pools.POOL_LABEL, pools.GPU_RESOURCE)
-    assert nodes.GPU_POOLS == pools.GPU_POOLS
-    assert kuberay.MIN_VERSION == requirements.OLDEST_KUBERAY
-    assert relay.DEPLOYMENTS == (RECONCILER, API)
-
-
-def test_no_flow_leads_where_the_doctor_wants_no_way() -> None:
-    (policy,) = [
-        each.inputs["spec"]
-        for each in preview("dev").of_type("NetworkPolicy")
-        if each.inputs["metadata"]["name"] == API and "jobs" not in each.inputs["metadata"]["namespace"]
-    ]
-    ports = {port["port"] for rule in policy["egress"] for port in rule["ports"]}
-    assert 6443 not in ports
-    assert network.API_PORT not in {
+def egress_ports(component: str) -> set[int]:
+    return {
         port["port"]
         for each in preview("dev").of_type("NetworkPolicy")
-        if each.inputs["metadata"]["name"] == RECONCILER
+        if each.inputs["metadata"]["name"] == component and "jobs" not in each.inputs["metadata"]["namespace"]
         for rule in each.inputs["spec"]["egress"]
         for port in rule["ports"]
     }
+
+
+def test_policies_close_the_ports_that_the_doctor_expects_closed() -> None:
+    assert egress_ports(API)
+    assert 6443 not in egress_ports(API)
+    assert egress_ports(RECONCILER)
+    assert API_PORT not in egress_ports(RECONCILER)

@@ -1,20 +1,20 @@
-"""The invariants hold for every example stack."""
+"""Every example stack satisfies the invariants."""
 
 from pathlib import Path
 
 import yaml
 
-from infra.manifests import manifests, with_templates
 from infra.policy import violations
 from infra.policy.invariants import EXEMPTIONS
-from infra.recording import Recording
+from infra.rendering.manifests import manifests, with_templates
+from infra.rendering.recording import Recording
 
 
 def loses_data(stack_file: Path) -> bool:
     return yaml.safe_load(stack_file.read_text())["config"].get("cloister:keep_data") is False
 
 
-def test_no_invariant_is_broken_but_by_stacks_that_may_lose_their_data(stack_file: Path, example: Recording) -> None:
+def test_only_stacks_that_may_lose_data_break_an_invariant(stack_file: Path, example: Recording) -> None:
     allowed = {"data_is_kept"} if loses_data(stack_file) else set()
 
     found = violations(manifests(example))
@@ -22,13 +22,13 @@ def test_no_invariant_is_broken_but_by_stacks_that_may_lose_their_data(stack_fil
     assert [str(violation) for violation in found if violation.invariant not in allowed] == []
 
 
-def test_the_templates_of_jobs_are_looked_at_too(example: Recording) -> None:
+def test_job_templates_are_checked_too(example: Recording) -> None:
     templates = [each for each in with_templates(manifests(example)) if each.template_of]
 
     assert {template.kind for template in templates} == {"RayJob"}
 
 
-def test_an_exemption_is_used_by_a_stack_or_does_not_exist(example: Recording) -> None:
+def test_each_exemption_is_used_by_a_stack(example: Recording) -> None:
     components = {each.labels.get("app.kubernetes.io/component") for each in manifests(example)}
 
     if "device-plugin" in components:

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from infra.images import ImageReference, PullSecrets, PullSecretsArgs
-from infra.naming import StackNames
-from infra.recording import is_secret, record
+from infra.kubernetes.images import ImageReference
+from infra.kubernetes.naming import StackNames
+from infra.stack_file.reading import SHOWN_SECRET
+from tests.infra.previewed_stacks import preview, stack_text
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -19,7 +20,7 @@ def image(name: str) -> ImageReference:
 @pytest.mark.parametrize(
     "repository", ["registry.example/cloister/service", "localhost/a", "host:5000/a/b", "registry.example/a__b/c-d.e"]
 )
-def test_a_reference_by_digest_is_read_and_written_unchanged(repository: str) -> None:
+def test_reference_by_digest_is_read_and_written_unchanged(repository: str) -> None:
     assert str(image(repository)) == f"{repository}@{DIGEST}"
 
 
@@ -34,23 +35,23 @@ def test_a_reference_by_digest_is_read_and_written_unchanged(repository: str) ->
         (f"service@{DIGEST}", "names no registry"),
         (f"library/service@{DIGEST}", "names no registry"),
         (f"registry.example/service:1.2@{DIGEST}", "leave the tag out"),
-        (f"registry.example/Service@{DIGEST}", "not a name of an image"),
+        (f"registry.example/Service@{DIGEST}", "is not an image name"),
         (f"registry.example/@{DIGEST}", "names no registry"),
         (f"https://registry.example/service@{DIGEST}", "names no registry"),
     ],
 )
-def test_anything_else_is_refused_with_what_is_wrong(text: str, message: str) -> None:
+def test_other_reference_is_refused_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageReference.parse(text)
 
 
-def test_a_mirror_takes_the_place_of_the_registry_and_the_digest_stays() -> None:
+def test_mirror_replaces_the_registry_and_keeps_the_digest() -> None:
     mirrored = image("registry.example/library/postgres").mirrored("mirror.example:5000/cloister")
 
     assert str(mirrored) == f"mirror.example:5000/cloister/library/postgres@{DIGEST}"
 
 
-def test_an_image_that_is_in_the_mirror_already_stays_as_it_is() -> None:
+def test_image_in_the_mirror_is_unchanged() -> None:
     there = image("mirror.example/cloister/service")
 
     assert there.mirrored("mirror.example/cloister") == there
@@ -59,20 +60,22 @@ def test_an_image_that_is_in_the_mirror_already_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("mirror", ["https://mirror.example", "mirror", "mirror.example/Path", "mirror.example:x"])
-def test_what_is_no_mirror_is_refused(mirror: str) -> None:
+def test_invalid_mirror_is_refused(mirror: str) -> None:
     with pytest.raises(ValueError, match="is not a mirror"):
         image("registry.example/a").mirrored(mirror)
 
 
-def test_the_pull_secret_stands_in_both_namespaces_and_is_a_secret() -> None:
-    names = StackNames(customer="acme", environment="dev")
-    args = PullSecretsArgs(names=names, registry="mirror.example", username="puller", password="s3cret")
+def test_pull_secret_is_in_every_namespace_and_secret() -> None:
+    values = stack_text("air-gap").values
+    names = StackNames(customer=values["customer"], environment=values["environment"])
+    account = values["images"]["pull_secret"]
 
-    recording = record(lambda: PullSecrets("images", args) and None)
+    secrets = [secret for secret in preview("air-gap").of_type("Secret") if secret.name.endswith("image-pull")]
 
-    secrets = recording.of_type("Secret")
-    assert {s.inputs["metadata"]["namespace"] for s in secrets} == {"cloister-acme-dev", "cloister-acme-dev-jobs"}
+    own = {names.service_namespace, names.jobs_namespace}
+    platform = {"kuberay-system", "cloister-device-plugin"}
+    assert {secret.inputs["metadata"]["namespace"] for secret in secrets} == own | platform
     for secret in secrets:
-        assert is_secret(secret, ("stringData", ".dockerconfigjson"))
-        login = json.loads(secret.inputs["stringData"][".dockerconfigjson"])["auths"]["mirror.example"]
-        assert base64.b64decode(login["auth"]) == b"puller:s3cret"
+        assert secret.is_secret(("stringData", ".dockerconfigjson"))
+        login = json.loads(secret.inputs["stringData"][".dockerconfigjson"])["auths"][account["registry"]]
+        assert base64.b64decode(login["auth"]).decode() == f"{account['username']}:{SHOWN_SECRET}"

@@ -1,4 +1,4 @@
-"""Each invariant catches a bad resource, and lets the good one pass from which the bad one was made."""
+"""Each invariant catches a bad resource and accepts the good one that the bad one was made from."""
 
 import copy
 import json
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from infra.manifests import Manifest
-from infra.pod_security import container_security_context, pod_security_context, resources
+from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources
 from infra.policy import INVARIANTS, violations
+from infra.rendering.manifests import Manifest
 
 LABELS = {
     "app.kubernetes.io/name": "cloister",
@@ -54,7 +54,7 @@ def deployment() -> dict[str, Any]:
 
 
 def good_stack() -> dict[str, Manifest]:
-    """One good resource of each kind that an invariant looks at."""
+    """Return one good resource of each kind that an invariant checks."""
     bodies: dict[str, Any] = {
         "deployment": deployment(),
         "budget": {
@@ -126,7 +126,7 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def broken(name: str, change: Change) -> set[str]:
-    """The invariants that the stack breaks once one of its resources is changed."""
+    """Return the invariants that the stack violates after one of its resources is changed."""
     stack = good_stack()
     body = copy.deepcopy(stack[name].body)
     change(body)
@@ -150,7 +150,7 @@ def context_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_template(change: Change) -> Change:
-    """The same change, made to the pod of the RayJob inside of the ConfigMap."""
+    """Apply a change to the pod of the RayJob inside the ConfigMap."""
 
     def changed(body: dict[str, Any]) -> None:
         job = json.loads(body["data"]["model.json"])
@@ -226,24 +226,24 @@ BAD: list[tuple[str, str, Change]] = [
 ]
 
 
-def test_a_good_stack_breaks_nothing() -> None:
+def test_good_stack_has_no_violations() -> None:
     assert [str(violation) for violation in violations([*good_stack().values()])] == []
 
 
 @pytest.mark.parametrize(("invariant", "resource", "change"), BAD, ids=[f"{i}-{r}" for i, r, _ in BAD])
-def test_an_invariant_catches_a_bad_resource(invariant: str, resource: str, change: Change) -> None:
+def test_invariant_catches_a_bad_resource(invariant: str, resource: str, change: Change) -> None:
     assert invariant in broken(resource, change)
 
 
-def test_every_invariant_has_a_bad_resource_here() -> None:
-    elsewhere = {"data_is_kept"}
+def test_every_invariant_has_a_bad_resource() -> None:
+    tested_separately = {"data_is_kept"}
 
-    assert {invariant.name for invariant in INVARIANTS} == {name for name, _, _ in BAD} | elsewhere
-    assert all(invariant.meaning.endswith(".") for invariant in INVARIANTS)
+    assert set(INVARIANTS) == {name for name, _, _ in BAD} | tested_separately
+    assert all(statement.endswith(".") for statement in INVARIANTS.values())
 
 
 @pytest.mark.parametrize("option", ["protected", "kept"])
-def test_data_that_pulumi_would_delete_is_caught(option: str) -> None:
+def test_data_that_pulumi_would_delete_is_a_violation(option: str) -> None:
     claim = good_stack()["claim"].body
     options = {"protected": True, "kept": True} | {option: False}
 
@@ -252,7 +252,7 @@ def test_data_that_pulumi_would_delete_is_caught(option: str) -> None:
     assert [violation.invariant for violation in found] == ["data_is_kept"]
 
 
-def test_a_secret_outside_of_a_secret_is_caught_but_for_digests_of_it() -> None:
+def test_secret_value_outside_a_secret_is_a_violation_except_digests() -> None:
     body = deployment()
     body["spec"]["template"]["metadata"]["annotations"] = {"cloister.dev/keys": "1"}
     path = ("spec", "template", "metadata", "annotations", "cloister.dev/keys")
@@ -265,7 +265,7 @@ def test_a_secret_outside_of_a_secret_is_caught_but_for_digests_of_it() -> None:
     assert caught(bad)
 
 
-def test_a_pod_may_have_a_token_where_its_account_is_bound_to_a_role() -> None:
+def test_pod_may_have_a_token_if_its_account_is_bound_to_a_role() -> None:
     def change(body: dict[str, Any]) -> None:
         spec_of(body).update(automountServiceAccountToken=True, serviceAccountName="reconciler")
 
@@ -273,7 +273,7 @@ def test_a_pod_may_have_a_token_where_its_account_is_bound_to_a_role() -> None:
 
 
 @pytest.mark.parametrize(("component", "allowed"), [("device-plugin", True), ("api", False)])
-def test_only_the_device_plugin_may_use_the_kubelets_directory_of_devices(component: str, *, allowed: bool) -> None:
+def test_only_the_device_plugin_may_use_the_device_directory(component: str, *, allowed: bool) -> None:
     body = deployment() | {"kind": "DaemonSet"}
     body["metadata"]["labels"]["app.kubernetes.io/component"] = component
     spec_of(body)["volumes"] = [{"name": "plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}]

@@ -5,27 +5,25 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from infra.device_plugin import DevicePlugin, DevicePluginArgs
-from infra.images import ImageReference
-from infra.node_pools import NodePools, NodePoolsArgs
-from infra.pools import NodePool, PoolName
-from infra.ray_job_pods import PodArgs, worker_pod
-from infra.ray_job_sizes import cpu_workers
-from infra.recording import RecordedResource, is_secret, record
-from infra.weights import WeightsParts
-from tests.infra.ray_job_args import NAMES, POOLS, model
+from infra.capacity.pools import NodePool, gpu_capacity, placement
+from infra.kubernetes.images import ImageReference
+from infra.rendering.recording import RecordedResource, record
+from infra.shared_platform.device_plugin import DevicePlugin, DevicePluginArgs
+from infra.shared_platform.node_pools import NodePools
+from ray_job.contract.accelerators import ACCELERATORS
+from tests.infra.ray_job_args import NAMES, POOLS
 
 IMAGE = ImageReference.parse("registry.example/nvidia/k8s-device-plugin@sha256:" + "0" * 64)
 
 
 def patches(*pools: NodePool) -> dict[str, dict[str, Any]]:
-    recording = record(lambda: NodePools("nodes", NodePoolsArgs(names=NAMES, pools=pools)) and None)
+    recording = record(lambda: NodePools("nodes", names=NAMES, pools=pools) and None)
     return {patch.inputs["metadata"]["name"]: patch.inputs for patch in recording.of_type("NodePatch")}
 
 
-def test_each_node_gets_the_label_of_its_pool() -> None:
-    made = patches(POOLS["cpu"], POOLS["v100"])
-    labels = {node: patch["metadata"]["labels"] for node, patch in made.items()}
+def test_node_gets_the_label_of_its_pool() -> None:
+    found = patches(POOLS["cpu"], POOLS["v100"])
+    labels = {node: patch["metadata"]["labels"] for node, patch in found.items()}
     assert labels == {
         "cpu-1": {"cloister.dev/pool": "cpu"},
         "v-1": {"cloister.dev/pool": "v100"},
@@ -33,44 +31,53 @@ def test_each_node_gets_the_label_of_its_pool() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["system", "cpu", "v100", "a10g"])
-def test_a_pod_of_a_pool_tolerates_the_taints_of_its_nodes(name: PoolName) -> None:
-    pool = NodePool(name=name, nodes=("n-1",))
+@pytest.mark.parametrize("name", ["cpu", "v100", "l40s", "h100-1g-10gb"])
+def test_pod_of_a_pool_tolerates_the_taints_of_its_nodes(name: str) -> None:
+    pool = NodePool(name=name, accelerator=ACCELERATORS[name], nodes=("n-1",))
     taints = patches(pool)["n-1"].get("spec", {}).get("taints", [])
-    args = PodArgs(names=NAMES, image="r")
-    size = cpu_workers(model().spec, POOLS["cpu"]).pod
-    pod = worker_pod(args, size, name, weights=WeightsParts())["spec"]
+    pod = placement(name, gpu_resource=pool.accelerator.resource)
     assert [taint["key"] for taint in taints] == [toleration["key"] for toleration in pod["tolerations"]]
     assert pod["nodeSelector"] == pool.labels
 
 
-def test_only_gpu_nodes_are_kept_free_of_others() -> None:
+def test_gpus_are_counted_by_resource() -> None:
+    slices = NodePool(name="a", accelerator=ACCELERATORS["a100-2g-20gb"], nodes=("n-1", "n-2"), gpus_per_node=3, cpus=1)
+    assert gpu_capacity([POOLS["cpu"], POOLS["v100"], POOLS["a10g"], slices]) == {
+        "nvidia.com/gpu": 9,
+        "nvidia.com/mig-2g.20gb": 6,
+    }
+
+
+def test_only_gpu_nodes_are_tainted() -> None:
     assert "spec" not in patches(POOLS["cpu"])["cpu-1"]
     assert patches(POOLS["v100"])["v-1"]["spec"]["taints"][0]["effect"] == "NoSchedule"
 
 
-def test_two_stacks_that_both_look_after_a_node_are_a_conflict_and_not_a_draw() -> None:
+def test_two_stacks_that_manage_one_node_conflict() -> None:
     annotations = patches(POOLS["cpu"])["cpu-1"]["metadata"]["annotations"]
     assert annotations == {"pulumi.com/patchFieldManager": "cloister-acme-dev-nodes"}  # and no patchForce
 
 
-def plugin(docker_config: str | None = None) -> dict[str, RecordedResource]:
-    args = DevicePluginArgs(names=NAMES, image=IMAGE, pools=("v100", "a10g"), docker_config=docker_config)
+GPU_POOLS = (POOLS["v100"], POOLS["a10g"])
+
+
+def plugin(docker_config: str | None = None, pools: tuple[NodePool, ...] = GPU_POOLS) -> dict[str, RecordedResource]:
+    args = DevicePluginArgs(names=NAMES, image=IMAGE, pools=pools, docker_config=docker_config)
     recording = record(lambda: DevicePlugin("device-plugin", args) and None)
     return {resource.name: resource for resource in recording.resources if resource.custom}
 
 
-def test_the_device_plugin_runs_on_gpu_nodes_only() -> None:
-    made = plugin()["device-plugin"].inputs
-    kubernetes_validate.validate(made, "1.35", strict=True)
-    pod = made["spec"]["template"]["spec"]
+def test_device_plugin_runs_on_gpu_nodes_only() -> None:
+    resources = plugin()["device-plugin"].inputs
+    kubernetes_validate.validate(resources, "1.35", strict=True)
+    pod = resources["spec"]["template"]["spec"]
     required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     (expression,) = required["nodeSelectorTerms"][0]["matchExpressions"]
     assert (expression["key"], expression["values"]) == ("cloister.dev/pool", ["v100", "a10g"])
     assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu"]
 
 
-def test_the_device_plugin_may_no_more_than_it_must() -> None:
+def test_device_plugin_has_no_privileges_but_root() -> None:
     (container,) = plugin()["device-plugin"].inputs["spec"]["template"]["spec"]["containers"]
     security = container["securityContext"]
     assert (security["privileged"], security["allowPrivilegeEscalation"]) == (False, False)
@@ -78,15 +85,22 @@ def test_the_device_plugin_may_no_more_than_it_must() -> None:
     assert container["image"] == str(IMAGE)
 
 
-def test_the_device_plugin_has_a_namespace_of_its_own() -> None:
-    made = plugin()
+def test_device_plugin_has_its_own_namespace() -> None:
+    resources = plugin()
     assert (
-        made["cloister-device-plugin"].inputs["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        resources["cloister-device-plugin"].inputs["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         == "privileged"
     )
-    assert made["device-plugin"].inputs["metadata"]["namespace"] == "cloister-device-plugin"
+    assert resources["device-plugin"].inputs["metadata"]["namespace"] == "cloister-device-plugin"
 
 
-def test_a_login_to_the_registry_is_a_secret() -> None:
+def test_registry_login_is_a_secret() -> None:
     login = plugin(docker_config="{}")["cloister-device-plugin-image-pull"]
-    assert is_secret(login, ("stringData", ".dockerconfigjson"))
+    assert login.is_secret(("stringData", ".dockerconfigjson"))
+
+
+def test_device_plugin_offers_mig_slices_where_a_pool_has_them() -> None:
+    slices = NodePool(name="a", accelerator=ACCELERATORS["a100-2g-20gb"], nodes=("n-1",), gpus_per_node=3)
+    for pools, strategy in ((GPU_POOLS, []), ((*GPU_POOLS, slices), ["mixed"])):
+        (container,) = plugin(pools=pools)["device-plugin"].inputs["spec"]["template"]["spec"]["containers"]
+        assert [each["value"] for each in container["env"] if each["name"] == "MIG_STRATEGY"] == strategy

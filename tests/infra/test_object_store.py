@@ -1,4 +1,4 @@
-"""The kinds of object store: what they make in the cluster, who may do what in them, and how they are reached."""
+"""Kinds of object store: their resources, policies and connections."""
 
 import json
 import os
@@ -9,32 +9,48 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import pulumi_kubernetes as kubernetes
 import pytest
 from moto.server import ThreadedMotoServer
 
-from infra import object_store
-from infra.images import ImageReference
-from infra.naming import StackNames
-from infra.object_store import (
+from infra.data import object_store
+from infra.data.object_store import (
     BundledObjectStore,
     BundledObjectStoreArgs,
-    ObjectStoreLogin,
-    customer_object_store,
     derived_secret,
     job_policy,
 )
-from infra.recording import Recording, is_secret, record
+from infra.kubernetes.images import ImageReference
+from infra.kubernetes.kept_data import DataProtection
+from infra.kubernetes.naming import StackNames
+from infra.rendering.recording import Recording, record
 from service.settings import parse_object_store_url
+from tests.infra.previewed_stacks import changed, preview_values, stack_text
 
 NAMES = StackNames(customer="acme", environment="dev")
 IMAGE = ImageReference.parse("registry.example/versitygw@sha256:" + "0" * 64)
 SETUP = Path(object_store.__file__).parent / "scripts/object_store_bucket.py"
 
 
-def bundled(**changes: Any) -> Recording:
-    wanted: dict[str, Any] = {"names": NAMES, "image": IMAGE, "service_image": IMAGE, "storage": "100Gi"}
-    args = BundledObjectStoreArgs(**wanted | {"secret_access_key": "s3cret"} | changes)
-    return record(lambda: BundledObjectStore("object-store", args) and None)
+def bundled(*, keep_data: bool = True, **changes: Any) -> Recording:
+    def program() -> None:
+        provider = kubernetes.Provider("kept-data", upsert_existing_objects=True)
+        wanted: dict[str, Any] = {"names": NAMES, "image": IMAGE, "service_image": IMAGE, "storage": "100Gi"}
+        wanted |= {"protection": DataProtection(provider=provider, keep_data=keep_data)}
+        args = BundledObjectStoreArgs(**wanted | {"secret_access_key": "s3cret"} | changes)
+        BundledObjectStore("object-store", args)
+
+    return record(program)
+
+
+def own_s3(**changes: Any) -> Recording:
+    """Record the example with the customer's own S3, with other keys in the section of the object store."""
+    name = "own-postgres-and-s3"
+    values, secret_keys = changed(name), stack_text(name).secret_keys
+    values["object_store"] = {**values["object_store"], **changes}
+    if changes.get("job_access_key_id", "own") is None:
+        values.pop("object_store_job_secret_access_key")
+    return preview_values(values, secret_keys & values.keys())
 
 
 def setup_environment(recording: Recording) -> dict[str, str]:
@@ -42,30 +58,37 @@ def setup_environment(recording: Recording) -> dict[str, str]:
     return {variable["name"]: variable["value"] for variable in container["env"]}
 
 
-def test_the_service_reads_the_url_of_either_kind() -> None:
-    login = ObjectStoreLogin(access_key_id="ID", secret_access_key="s3cret")
-    own = customer_object_store(
-        bucket="batch", prefix="/acme/prod/", endpoint_url="https://s3.example:9000", region="eu-1", service=login
-    )
+def test_service_parses_the_object_store_url() -> None:
+    api, _ = own_s3(prefix="/acme/prod/").of_type("Deployment")
+    [container] = api.inputs["spec"]["template"]["spec"]["containers"]
+    [url] = [variable["value"] for variable in container["env"] if variable["name"] == "CLOISTER_OBJECT_STORE"]
 
-    location = parse_object_store_url(own.url)
+    location = parse_object_store_url(url)
 
-    assert (location.bucket, location.prefix, location.region) == ("batch", "acme/prod", "eu-1")
-    assert location.endpoint_url == "https://s3.example:9000"
-    assert own.job == own.service
+    assert (location.bucket, location.prefix, location.region) == ("initech-llm-batch", "acme/prod", "eu-central-1")
+    assert location.endpoint_url == "https://s3.initech.example"
 
 
-def test_the_keys_stand_in_one_secret_and_nowhere_else() -> None:
+def test_jobs_use_the_key_of_the_service_unless_they_have_one() -> None:
+    def keys(recording: Recording) -> list[str]:
+        secrets = [each for each in recording.of_type("Secret") if each.name.endswith("object-store-credentials")]
+        return [secret.inputs["stringData"]["aws"] for secret in secrets]
+
+    assert len(set(keys(own_s3(job_access_key_id=None)))) == 1
+    assert len(set(keys(own_s3()))) == 2
+
+
+def test_keys_are_in_one_secret_only() -> None:
     recording = bundled()
 
     keys = recording.named("object-store-keys")
-    assert is_secret(keys, ("stringData", "secret_access_key"))
+    assert keys.is_secret(("stringData", "secret_access_key"))
     others = str([resource.inputs for resource in recording.resources if resource is not keys])
     assert "s3cret" not in others
     assert derived_secret("s3cret", "object store key of jobs") not in others
 
 
-def test_jobs_have_a_key_of_their_own_made_of_the_other_one() -> None:
+def test_key_of_jobs_is_derived_from_the_key_of_the_service() -> None:
     files = bundled().named("object-store-keys").inputs["stringData"]
 
     assert files["job_access_key_id"] != files["access_key_id"]
@@ -73,7 +96,7 @@ def test_jobs_have_a_key_of_their_own_made_of_the_other_one() -> None:
     assert files["job_secret_access_key"] != derived_secret("s3cret2", "object store key of jobs")
 
 
-def test_jobs_may_write_parts_and_read_files_and_nothing_else() -> None:
+def test_jobs_may_write_parts_and_read_files_only() -> None:
     statements = job_policy(bucket="batch", prefix="acme/prod", principal="jobs")["Statement"]
 
     writes = [s["Resource"] for s in statements if "s3:PutObject" in s["Action"]]
@@ -82,7 +105,7 @@ def test_jobs_may_write_parts_and_read_files_and_nothing_else() -> None:
     assert actions == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"}
 
 
-def test_jobs_list_no_keys_of_others_and_read_weights_where_they_are() -> None:
+def test_jobs_list_their_prefix_only_and_read_weights() -> None:
     listing, reading, _ = job_policy(bucket="batch", prefix="acme", principal="jobs", weights_prefix="llm")["Statement"]
 
     assert listing["Condition"] == {"StringLike": {"s3:prefix": ["acme/*"]}}
@@ -90,7 +113,7 @@ def test_jobs_list_no_keys_of_others_and_read_weights_where_they_are() -> None:
     assert "/acme/dev/llm/*" in setup_environment(bundled(weights_prefix="llm"))["POLICY"]
 
 
-def test_a_changed_policy_is_another_job_because_a_job_cannot_change() -> None:
+def test_changed_policy_creates_another_setup_job() -> None:
     before, after = bundled(), bundled(names=StackNames(customer="acme", environment="test"))
 
     names = [recording.of_type("Job")[0].inputs["metadata"]["name"] for recording in (before, bundled(), after)]
@@ -98,7 +121,7 @@ def test_a_changed_policy_is_another_job_because_a_job_cannot_change() -> None:
     assert names[0] == names[1] != names[2]
 
 
-def test_a_new_key_makes_a_new_pod() -> None:
+def test_new_key_replaces_the_pod() -> None:
     def annotations(recording: Recording) -> Any:
         return recording.of_type("StatefulSet")[0].inputs["spec"]["template"]["metadata"]["annotations"]
 
@@ -106,16 +129,16 @@ def test_a_new_key_makes_a_new_pod() -> None:
     assert annotations(bundled()) != annotations(bundled(secret_access_key="another"))
 
 
-def test_the_volume_is_protected_and_stays_unless_the_stack_may_lose_its_data() -> None:
-    kept, lost = bundled().named("object-store-data"), bundled(keep_data=False).named("object-store-data")
+def test_volume_is_protected_if_the_stack_keeps_its_data() -> None:
+    kept, unprotected = bundled().named("object-store-data"), bundled(keep_data=False).named("object-store-data")
 
-    assert (kept.protect, kept.retain_on_delete) == (True, True)
-    assert (lost.protect, lost.retain_on_delete) == (False, False)
+    assert (kept.protect, unprotected.protect) == (True, False)
+    assert "::kept-data::" in kept.provider
 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> dict[str, str]:
-    """An environment in which ``versitygw`` tells with what it was started."""
+    """Environment in which ``versitygw`` prints its keys and arguments."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/versitygw"
     program.write_text('#!/bin/sh\necho "$ROOT_ACCESS_KEY_ID $ROOT_SECRET_ACCESS_KEY"\necho "$@"\n')
@@ -129,7 +152,7 @@ def gateway(tmp_path: Path) -> dict[str, str]:
     return environment | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "REGION": "us-east-1"}
 
 
-def test_the_start_script_gives_the_gateway_both_keys_and_neither_as_an_argument(gateway: dict[str, str]) -> None:
+def test_start_script_passes_both_keys_but_not_as_arguments(gateway: dict[str, str]) -> None:
     command = ["/bin/sh", str(SETUP.parent / "versitygw_start.sh"), "--port", ":7070"]
 
     done = subprocess.run(command, env=gateway, capture_output=True, text=True, check=True)
@@ -155,9 +178,7 @@ def endpoint_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.local_network
-def test_the_setup_makes_the_bucket_and_its_policy_and_can_be_run_again(
-    endpoint_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_setup_creates_bucket_and_policy_and_is_repeatable(endpoint_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = setup_environment(bundled()) | {"ENDPOINT_URL": endpoint_url}
     monkeypatch.delenv("AWS_SHARED_CREDENTIALS_FILE", raising=False)
     for name in ("ENDPOINT_URL", "REGION", "BUCKET", "POLICY"):

@@ -1,4 +1,4 @@
-"""The RayJob of a model: shape, deadlines, isolation."""
+"""Job template of a model: shape, deadlines, isolation."""
 
 import json
 import re
@@ -9,32 +9,32 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from infra.ray_job_sizes import AUTOSCALER_MIB
-from infra.ray_job_template import JobTimes, ray_job_templates
-from infra.weights import ObjectStoreWeights, VolumeWeights, Weights
-from ray_job.contract.job_spec import JobSpec, ObjectStoreLocation
+from infra.capacity.job_sizes import AUTOSCALER_MIB
+from infra.jobs.template import ray_job_templates
+from infra.stack_file.sections import JobsSection, ModelWeightsSection, ObjectStoreWeightsSection, VolumeWeightsSection
+from ray_job.contract.job_spec import JobSpec
 from ray_job.contract.rayjobs import HOSTS_ANNOTATION
 from ray_job.contract.weights import WeightsCopy
 from ray_job.engines.http import API_KEY_FILE_VARIABLE
 from service.adapters.rayjob_templates import load_templates
 from service.adapters.rayjob_templates import rayjob as submitted
 from service.model_catalogue import CatalogueModel, parse_catalogue
-from tests.infra.ray_job_args import NAMES, POOLS, args, digest, groups, model, pods, rayjob
+from tests.infra.ray_job_args import NAMES, POOLS, STORE, args, digest, groups, model, pods, rayjob
 
 KUBERNETES = "1.35"
-STORE = ObjectStoreLocation(kind="s3", bucket="acme", prefix="acme/dev")
-COPIED = ObjectStoreWeights(location=STORE, prefix="models", cache_gib=100)
+COPIED = ObjectStoreWeightsSection(kind="object_store", prefix="models", cache_gib=100)
+MOUNTED = VolumeWeightsSection(kind="volume", claim="model-weights")
 GPU = {"accelerator": "v100", "weights_gib": 15}
 SHAPES: dict[str, CatalogueModel] = {
     "cpu": model(),
     "one GPU": model(**GPU),
     "a part of a node": model(**GPU, tensor_parallel_size=2, concurrency=2),
-    "two nodes": model(**GPU, tensor_parallel_size=4, pipeline_parallel_size=2, lane="processor"),
-    "http": model(lane="http", base_url="http://gpu.example/v1"),
-    "serve": model(**GPU, lane="serve", concurrency=2),
+    "two nodes": model(**GPU, tensor_parallel_size=4, pipeline_parallel_size=2, engine="processor"),
+    "http": model(engine="http", base_url="http://gpu.example/v1"),
+    "serve": model(**GPU, engine="serve", concurrency=2),
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-every_weights = pytest.mark.parametrize("weights", [VolumeWeights(claim="weights"), COPIED], ids=["volume", "copied"])
+every_weights = pytest.mark.parametrize("weights", [MOUNTED, COPIED], ids=["volume", "copied"])
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 @every_shape
 @every_weights
-def test_every_pod_is_one_that_kubernetes_knows(shape: CatalogueModel, weights: Weights) -> None:
+def test_pods_match_the_schema_of_kubernetes(shape: CatalogueModel, weights: ModelWeightsSection) -> None:
     rendered = rayjob(shape, weights=weights, has_pull_secret=True, has_database_ca=True, priority_class="jobs")
     for name, pod in pods(rendered).items():
         manifest = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": name}}
@@ -51,7 +51,7 @@ def test_every_pod_is_one_that_kubernetes_knows(shape: CatalogueModel, weights: 
 
 
 @every_shape
-def test_every_container_asks_for_no_less_than_it_may_use_of_memory_and_gpus(shape: CatalogueModel) -> None:
+def test_requests_equal_limits_of_memory_disk_and_gpus(shape: CatalogueModel) -> None:
     for pod in pods(rayjob(shape, weights=COPIED)).values():
         for container in containers(pod):
             given = container["resources"]
@@ -60,7 +60,7 @@ def test_every_container_asks_for_no_less_than_it_may_use_of_memory_and_gpus(sha
 
 
 @every_shape
-def test_what_a_pod_keeps_in_memory_and_on_disk_is_within_its_limits(shape: CatalogueModel) -> None:
+def test_volumes_of_a_pod_are_within_its_limits(shape: CatalogueModel) -> None:
     for pod in pods(rayjob(shape, weights=COPIED)).values():
         limits = pod["spec"]["containers"][0]["resources"]["limits"]
         volumes = [volume["emptyDir"] for volume in pod["spec"]["volumes"] if "emptyDir" in volume]
@@ -76,7 +76,7 @@ def mib(quantity: str) -> int:
 
 
 @every_shape
-def test_rays_object_store_has_room_in_shared_memory(shape: CatalogueModel) -> None:
+def test_object_store_of_ray_fits_into_shared_memory(shape: CatalogueModel) -> None:
     cluster = rayjob(shape)["spec"]["rayClusterSpec"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         volumes = {volume["name"]: volume for volume in group["template"]["spec"]["volumes"]}
@@ -85,7 +85,7 @@ def test_rays_object_store_has_room_in_shared_memory(shape: CatalogueModel) -> N
 
 
 @every_shape
-def test_every_container_is_restricted_and_no_pod_has_a_token_of_its_own(shape: CatalogueModel) -> None:
+def test_containers_are_restricted_and_pods_have_no_token(shape: CatalogueModel) -> None:
     rendered = rayjob(shape, weights=COPIED)
     for pod in pods(rendered).values():
         assert pod["spec"]["automountServiceAccountToken"] is False
@@ -95,7 +95,7 @@ def test_every_container_is_restricted_and_no_pod_has_a_token_of_its_own(shape: 
     assert rendered["spec"]["rayClusterSpec"]["autoscalerOptions"]["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_the_autoscaler_alone_has_the_token_for_the_kubernetes_api() -> None:
+def test_only_the_autoscaler_has_a_token_of_the_kubernetes_api() -> None:
     rendered = rayjob()
     mounts = [mount["name"] for container in containers(pods(rendered)["head"]) for mount in container["volumeMounts"]]
     assert "autoscaler-token" not in mounts
@@ -103,7 +103,7 @@ def test_the_autoscaler_alone_has_the_token_for_the_kubernetes_api() -> None:
     assert "autoscaler-token" in [mount["name"] for mount in options["volumeMounts"]]
 
 
-def test_the_head_alone_has_the_database_role() -> None:
+def test_only_the_head_has_a_database_login() -> None:
     for name, pod in pods(rayjob(model(**GPU), has_database_ca=True)).items():
         volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
         assert ({"database-credentials", "database-ca"} <= volumes) == (name == "head")
@@ -112,7 +112,7 @@ def test_the_head_alone_has_the_database_role() -> None:
 
 
 @every_shape
-def test_no_pod_reaches_a_hub_or_reports_to_anybody(shape: CatalogueModel) -> None:
+def test_pods_run_offline_without_usage_reports(shape: CatalogueModel) -> None:
     quiet = {("HF_HUB_OFFLINE", "1"), ("RAY_USAGE_STATS_ENABLED", "0"), ("VLLM_NO_USAGE_STATS", "1")}
     for pod in pods(rayjob(shape)).values():
         environment = {(variable["name"], variable["value"]) for variable in pod["spec"]["containers"][0]["env"]}
@@ -120,7 +120,13 @@ def test_no_pod_reaches_a_hub_or_reports_to_anybody(shape: CatalogueModel) -> No
 
 
 @every_shape
-def test_all_pods_of_a_cluster_run_one_image(shape: CatalogueModel) -> None:
+def test_pods_keep_the_niceness_of_engines(shape: CatalogueModel) -> None:
+    for pod in pods(rayjob(shape)).values():
+        assert {"name": "RAY_worker_niceness", "value": "0"} in pod["spec"]["containers"][0]["env"]
+
+
+@every_shape
+def test_pods_of_a_cluster_run_the_same_image(shape: CatalogueModel) -> None:
     images = {
         container["image"] for pod in pods(rayjob(shape, weights=COPIED)).values() for container in containers(pod)
     }
@@ -128,7 +134,7 @@ def test_all_pods_of_a_cluster_run_one_image(shape: CatalogueModel) -> None:
 
 
 @pytest.mark.parametrize(("accelerator", "version"), [("cpu", "2.60.0"), ("v100", "2.55.1"), ("a10g", "2.60.0")])
-def test_ray_is_that_of_the_models_lane(accelerator: str, version: str) -> None:
+def test_ray_version_is_that_of_the_image_variant(accelerator: str, version: str) -> None:
     cluster = rayjob(model(accelerator=accelerator, weights_gib=1))["spec"]["rayClusterSpec"]
     assert cluster["rayVersion"] == version
     assert cluster["authOptions"] == {"mode": "token"}
@@ -138,19 +144,19 @@ def test_ray_is_that_of_the_models_lane(accelerator: str, version: str) -> None:
     ("shape", "gpus", "most"),
     [("one GPU", "1", 1), ("a part of a node", "2", 2), ("two nodes", "4", 2), ("serve", "1", 2)],
 )
-def test_an_engine_has_the_gpus_that_it_needs(shape: str, gpus: str, most: int) -> None:
+def test_worker_has_the_gpus_of_its_engine(shape: str, gpus: str, most: int) -> None:
     group = groups(rayjob(SHAPES[shape]))["v100"]
     limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits["nvidia.com/gpu"] == gpus
     assert (group["replicas"], group["minReplicas"], group["maxReplicas"], group["numOfHosts"]) == (0, 0, most, 1)
 
 
-def test_a_worker_has_the_share_of_its_node_that_its_gpus_are() -> None:
+def test_worker_share_of_a_node_is_proportional_to_its_gpus() -> None:
     limits = pods(rayjob(SHAPES["a part of a node"]))["v100"]["spec"]["containers"][0]["resources"]["limits"]
     assert (limits["cpu"], limits["memory"]) == ("16000m", f"{120 * 1024}Mi")
 
 
-def test_gpu_workers_go_to_their_pool_and_the_rest_to_the_cpu_pool() -> None:
+def test_gpu_workers_run_in_their_pool_and_others_in_the_cpu_pool() -> None:
     for name, pod in pods(rayjob(model(**GPU))).items():
         assert pod["spec"]["nodeSelector"] == {"cloister.dev/pool": "v100" if name == "v100" else "cpu"}
         tolerated = [toleration["key"] for toleration in pod["spec"]["tolerations"]]
@@ -158,20 +164,20 @@ def test_gpu_workers_go_to_their_pool_and_the_rest_to_the_cpu_pool() -> None:
 
 
 @pytest.mark.parametrize("shape", ["cpu", "http"])
-def test_a_model_without_gpus_has_cpu_workers_only(shape: str) -> None:
+def test_model_without_gpus_has_cpu_workers_only(shape: str) -> None:
     workers = groups(rayjob(SHAPES[shape]))
     assert list(workers) == ["cpu"]
     assert workers["cpu"]["minReplicas"] == 1
 
 
-def test_engines_on_cpus_know_how_much_of_the_node_is_theirs() -> None:
+def test_cpu_engine_is_limited_to_its_share_of_the_node() -> None:
     environment = {v["name"]: v["value"] for v in pods(rayjob())["cpu"]["spec"]["containers"][0]["env"]}
     assert (environment["OMP_NUM_THREADS"], environment["VLLM_CPU_KVCACHE_SPACE"]) == ("8", "7")
 
 
 @pytest.mark.parametrize(("cpus", "memory_gib"), [(1, 8), (2, 8), (4, 16), (16, 60), (128, 1000)])
 @every_shape
-def test_a_head_and_a_cpu_worker_fit_on_one_node(shape: CatalogueModel, cpus: int, memory_gib: int) -> None:
+def test_head_and_cpu_worker_fit_on_one_node(shape: CatalogueModel, cpus: int, memory_gib: int) -> None:
     pools = {**POOLS, "cpu": replace(POOLS["cpu"], cpus=cpus, memory_gib=memory_gib)}
     rendered = rayjob(shape, pools=pools)
     both = [pods(rendered)[name]["spec"]["containers"][0]["resources"]["limits"] for name in ("head", "cpu")]
@@ -180,13 +186,13 @@ def test_a_head_and_a_cpu_worker_fit_on_one_node(shape: CatalogueModel, cpus: in
     assert sum(mib(limits["memory"]) for limits in both) + AUTOSCALER_MIB <= memory_gib * 1024
 
 
-def test_ray_counts_no_cpu_on_the_head() -> None:
+def test_head_offers_no_cpus_to_ray() -> None:
     head = rayjob()["spec"]["rayClusterSpec"]["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
 
 
 @every_shape
-def test_kuberays_own_rules_are_kept(shape: CatalogueModel) -> None:
+def test_rayjob_follows_the_rules_of_kuberay(shape: CatalogueModel) -> None:
     rendered = rayjob(shape)
     spec, cluster = rendered["spec"], rendered["spec"]["rayClusterSpec"]
     assert "shutdownAfterJobFinishes" not in spec  # excluded by deletion rules
@@ -195,14 +201,14 @@ def test_kuberays_own_rules_are_kept(shape: CatalogueModel) -> None:
     assert all(pod["spec"]["restartPolicy"] == "Never" for pod in pods(rendered).values())
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-        # By these two KubeRay's services find their pods.
+        # KubeRay's services select their pods by these two labels.
         labels = group["template"]["metadata"]["labels"]
         assert labels["app.kubernetes.io/name"] == "kuberay"
         assert "app.kubernetes.io/created-by" not in labels
 
 
-def test_the_cluster_goes_before_the_rayjob_whatever_the_end() -> None:
-    rules = rayjob(times=JobTimes(keep_finished_s=0))["spec"]["deletionStrategy"]["deletionRules"]
+def test_ray_cluster_is_deleted_before_its_rayjob() -> None:
+    rules = rayjob(times=JobsSection(keep_finished_s=300))["spec"]["deletionStrategy"]["deletionRules"]
     by_end: dict[str, dict[str, int]] = {}
     for rule in rules:
         condition = dict(rule["condition"])
@@ -210,44 +216,44 @@ def test_the_cluster_goes_before_the_rayjob_whatever_the_end() -> None:
         by_end.setdefault(str(condition), {})[rule["policy"]] = ttl_s
     assert len(by_end) == 3
     assert all(ttl["DeleteCluster"] < ttl["DeleteSelf"] for ttl in by_end.values())
-    assert all(ttl["DeleteSelf"] >= 300 for ttl in by_end.values())  # the launcher has still to read the end
+    assert all(ttl["DeleteSelf"] >= 300 for ttl in by_end.values())  # so that the launcher can read the result
 
 
-def test_deadlines_are_those_of_the_stack() -> None:
-    times = JobTimes(deadline_s=7_200, start_limit_s=600, idle_timeout_s=120)
+def test_deadlines_follow_the_settings() -> None:
+    times = JobsSection(deadline_h=2, start_limit_s=600, idle_timeout_s=120)
     spec = rayjob(model(**GPU), times=times)["spec"]
     assert (spec["activeDeadlineSeconds"], spec["preRunningDeadlineSeconds"], spec["backoffLimit"]) == (7_200, 600, 0)
     assert {group["idleTimeoutSeconds"] for group in spec["rayClusterSpec"]["workerGroupSpecs"]} == {120}
 
 
-def test_a_pod_on_gpus_waits_for_a_node_without_a_limit_only_where_nodes_are_made() -> None:
+def test_wait_for_a_gpu_node_is_limited_for_named_nodes_only() -> None:
     on_demand = {**POOLS, "v100": replace(POOLS["v100"], nodes=(), max_nodes=2)}
-    named, made = (
+    named, on_demand_pod = (
         pods(rayjob(model(**GPU), pools=pools))["v100"]["metadata"]["annotations"] for pools in (POOLS, on_demand)
     )
-    assert named == made | {"cloister.dev/node-limit-s": "1800"}
+    assert named == on_demand_pod | {"cloister.dev/node-limit-s": "1800"}
 
 
 @every_shape
-def test_no_autoscaler_of_nodes_moves_a_pod_of_a_job_that_runs(shape: CatalogueModel) -> None:
+def test_node_autoscalers_do_not_evict_running_jobs(shape: CatalogueModel) -> None:
     for pod in pods(rayjob(shape)).values():
         assert pod["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
         assert pod["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
 
 
 @every_shape
-def test_copying_weights_asks_for_no_more_than_the_pod_itself(shape: CatalogueModel) -> None:
+def test_copy_of_weights_requests_no_more_than_its_pod(shape: CatalogueModel) -> None:
     pools = {**POOLS, "cpu": replace(POOLS["cpu"], cpus=1, memory_gib=8)}
     for pod in pods(rayjob(shape, pools=pools, weights=COPIED)).values():
         (ray,) = pod["spec"]["containers"]
         for container in pod["spec"]["initContainers"]:
-            asked, own = container["resources"]["requests"], ray["resources"]["requests"]
-            assert int(asked["cpu"].removesuffix("m")) <= int(own["cpu"].removesuffix("m"))
-            assert mib(asked["memory"]) <= mib(own["memory"])
+            requested, own = container["resources"]["requests"], ray["resources"]["requests"]
+            assert int(requested["cpu"].removesuffix("m")) <= int(own["cpu"].removesuffix("m"))
+            assert mib(requested["memory"]) <= mib(own["memory"])
 
 
 def test_weights_on_a_volume_are_mounted_read_only() -> None:
-    for pod in pods(rayjob(model(**GPU), weights=VolumeWeights(claim="model-weights"))).values():
+    for pod in pods(rayjob(model(**GPU), weights=MOUNTED)).values():
         volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
         assert volumes["weights"]["persistentVolumeClaim"] == {"claimName": "model-weights", "readOnly": True}
         mounts = {mount["name"]: mount for mount in pod["spec"]["containers"][0]["volumeMounts"]}
@@ -255,11 +261,11 @@ def test_weights_on_a_volume_are_mounted_read_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lane", "copied"), [("direct", {"v100": True}), ("processor", {"head": False, "cpu": False, "v100": True})]
+    ("engine", "copied"), [("direct", {"v100": True}), ("processor", {"head": False, "cpu": False, "v100": True})]
 )
-def test_weights_in_the_object_store_are_copied_to_those_who_need_them(lane: str, copied: dict[str, bool]) -> None:
+def test_weights_are_copied_to_the_pods_that_need_them(engine: str, copied: dict[str, bool]) -> None:
     found: dict[str, bool] = {}
-    for name, pod in pods(rayjob(model(**GPU, lane=lane, source="/models/a/b"), weights=COPIED)).items():
+    for name, pod in pods(rayjob(model(**GPU, engine=engine, source="/models/a/b"), weights=COPIED)).items():
         for container in pod["spec"]["initContainers"]:
             for variable in container.get("env", ()):
                 if variable["name"] == "CLOISTER_WEIGHTS":
@@ -270,7 +276,7 @@ def test_weights_in_the_object_store_are_copied_to_those_who_need_them(lane: str
 
 
 def copies(shape: CatalogueModel) -> Iterator[tuple[dict[str, Any], WeightsCopy]]:
-    """The volume of each pod that copies a model, and what its container is told."""
+    """Yield the weights volume and the copy settings of each pod that copies a model."""
     for pod in pods(rayjob(shape, weights=COPIED)).values():
         for container in pod["spec"]["initContainers"]:
             environment = {variable["name"]: variable["value"] for variable in container.get("env", ())}
@@ -280,7 +286,7 @@ def copies(shape: CatalogueModel) -> Iterator[tuple[dict[str, Any], WeightsCopy]
 
 
 @every_shape
-def test_who_copies_weights_is_told_how_much_its_volume_and_the_engines_hold(shape: CatalogueModel) -> None:
+def test_copy_of_weights_gets_the_sizes_of_its_volume_and_the_engines(shape: CatalogueModel) -> None:
     engine_gib = 18 if shape.weights_gib else 100
     for volume, copy in copies(shape):
         assert volume["emptyDir"] == {"sizeLimit": f"{copy.volume_gib}Gi"}
@@ -289,46 +295,46 @@ def test_who_copies_weights_is_told_how_much_its_volume_and_the_engines_hold(sha
 
 
 @pytest.mark.parametrize(
-    ("engine_args", "told"), [({}, "auto"), ({"load_format": "npcache"}, "npcache")], ids=["default", "own"]
+    ("engine_args", "load_format"), [({}, "auto"), ({"load_format": "npcache"}, "npcache")], ids=["default", "own"]
 )
-def test_who_copies_weights_is_told_the_format_that_the_engine_loads(engine_args: dict[str, Any], told: str) -> None:
-    assert [copy.load_format for _, copy in copies(model(**GPU, engine_args=engine_args))] == [told]
+def test_copy_of_weights_gets_the_load_format_of_the_engine(engine_args: dict[str, Any], load_format: str) -> None:
+    assert [copy.load_format for _, copy in copies(model(**GPU, engine_args=engine_args))] == [load_format]
 
 
-def test_a_pod_of_an_engine_over_several_nodes_says_how_many() -> None:
-    said = {
+def test_pod_of_a_multi_node_engine_has_the_number_of_nodes() -> None:
+    annotations = {
         name: groups(rayjob(SHAPES[name]))["v100"]["template"]["metadata"]["annotations"].get(HOSTS_ANNOTATION)
         for name in ("one GPU", "a part of a node", "two nodes")
     }
-    assert said == {"one GPU": None, "a part of a node": None, "two nodes": "2"}
+    assert annotations == {"one GPU": None, "a part of a node": None, "two nodes": "2"}
 
 
-def test_the_http_lane_has_no_weights() -> None:
+def test_http_engine_has_no_weights() -> None:
     for pod in pods(rayjob(SHAPES["http"], weights=COPIED)).values():
         assert [container["name"] for container in pod["spec"]["initContainers"]] == ["credentials"]
 
 
-def test_workers_of_the_http_lane_alone_have_the_key_of_its_endpoint_if_there_is_one() -> None:
+def test_only_workers_of_the_http_engine_mount_its_api_key() -> None:
     found = {
         (shape, name): volume["secret"]["optional"]
         for shape in ("http", "cpu")
         for name, pod in pods(rayjob(SHAPES[shape])).items()
         for volume in pod["spec"]["volumes"]
-        if volume["name"] == "http-lane"
+        if volume["name"] == "http-engine"
     }
     assert found == {("http", "cpu"): True}
     (container,) = pods(rayjob(SHAPES["http"]))["cpu"]["spec"]["containers"]
     environment = {variable["name"]: variable["value"] for variable in container["env"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert environment[API_KEY_FILE_VARIABLE] == f"{mounts['http-lane']}/api_key"
+    assert environment[API_KEY_FILE_VARIABLE] == f"{mounts['http-engine']}/api_key"
 
 
-def test_the_service_takes_the_templates_and_fills_them_in(tmp_path: Any) -> None:
+def test_service_loads_and_completes_the_templates(tmp_path: Any) -> None:
     catalogue = parse_catalogue({"models": [{"id": "Org/Demo 1", "source": "/models/demo"}]})
     for name, content in ray_job_templates(catalogue, args()).items():
         (tmp_path / name).write_text(content)
     templates = load_templates(tmp_path, catalogue, namespace=NAMES.jobs_namespace)
-    demo = catalogue.models["Org/Demo 1"]
+    demo = catalogue["Org/Demo 1"]
     spec = JobSpec(
         job_id="batch_0-1",
         batch_id="batch_0",
@@ -341,6 +347,6 @@ def test_the_service_takes_the_templates_and_fills_them_in(tmp_path: Any) -> Non
     )
     body = submitted(templates[demo.id], spec)
     head = body["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
-    told = [variable["value"] for variable in head["env"] if variable["name"] == "CLOISTER_JOB_SPEC"]
-    assert [json.loads(value)["job_id"] for value in told] == ["batch_0-1"]
+    job_specs = [variable["value"] for variable in head["env"] if variable["name"] == "CLOISTER_JOB_SPEC"]
+    assert [json.loads(value)["job_id"] for value in job_specs] == ["batch_0-1"]
     assert body["metadata"]["namespace"] == "cloister-acme-dev-jobs"

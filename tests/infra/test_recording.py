@@ -1,4 +1,4 @@
-"""The recorder of programs itself."""
+"""Recorder of Pulumi programs."""
 
 import socket
 from typing import Any
@@ -8,7 +8,7 @@ import pulumi_kubernetes as k8s
 import pytest
 from pytest_socket import SocketBlockedError
 
-from infra.recording import is_secret, record
+from infra.rendering.recording import record
 
 
 def config_map(name: str, data: Any, opts: pulumi.ResourceOptions | None = None) -> k8s.core.v1.ConfigMap:
@@ -16,7 +16,7 @@ def config_map(name: str, data: Any, opts: pulumi.ResourceOptions | None = None)
     return k8s.core.v1.ConfigMap(name, metadata=metadata, data=data, opts=opts)
 
 
-def test_a_resource_is_recorded_with_kubernetes_own_field_names() -> None:
+def test_resource_is_recorded_with_kubernetes_field_names() -> None:
     def program() -> None:
         k8s.core.v1.Secret("keys", metadata={"name": "keys"}, string_data={"a": "b"}, type="Opaque")
 
@@ -26,17 +26,17 @@ def test_a_resource_is_recorded_with_kubernetes_own_field_names() -> None:
     assert secret.inputs["stringData"] == {"a": "b"}
 
 
-def test_secrets_are_recorded_in_clear_with_their_paths() -> None:
+def test_secrets_are_recorded_in_plain_text_with_their_paths() -> None:
     recording = record(lambda: config_map("keys", {"open": "1", "closed": pulumi.Output.secret("2")}) and None)
 
     [resource] = recording.resources
     assert resource.inputs["data"] == {"open": "1", "closed": "2"}
     assert resource.secrets == {("data", "closed")}
-    assert is_secret(resource, ("data", "closed"))
-    assert not is_secret(resource, ("data", "open"))
+    assert resource.is_secret(("data", "closed"))
+    assert not resource.is_secret(("data", "open"))
 
 
-def test_options_and_outputs_of_a_resource_are_recorded() -> None:
+def test_options_and_outputs_are_recorded() -> None:
     def program() -> None:
         first = config_map("first", {"a": "1"}, pulumi.ResourceOptions(protect=True, retain_on_delete=True))
         config_map("second", {"a": first.metadata["name"]}, pulumi.ResourceOptions(depends_on=[first]))
@@ -53,7 +53,7 @@ def test_options_and_outputs_of_a_resource_are_recorded() -> None:
     assert recording.secret_outputs == {("id",)}
 
 
-def test_one_run_leaves_nothing_for_the_next() -> None:
+def test_runs_are_independent() -> None:
     def program() -> None:
         pulumi.export("customer", pulumi.Config().get("customer"))
         pulumi.export("stack", pulumi.get_stack())
@@ -76,7 +76,7 @@ def test_secret_configuration_stays_secret() -> None:
     assert recording.secret_outputs == {("key",)}
 
 
-def test_an_error_of_the_program_reaches_the_caller() -> None:
+def test_error_of_the_program_reaches_the_caller() -> None:
     def program() -> None:
         config_map("first", {"a": pulumi.Output.from_input("1").apply(lambda text: str(1 // (int(text) - 1)))})
 
@@ -84,11 +84,11 @@ def test_an_error_of_the_program_reaches_the_caller() -> None:
         record(program)
 
 
-def test_what_needs_a_cluster_is_refused() -> None:
+def test_read_of_a_cluster_is_rejected() -> None:
     with pytest.raises(Exception, match="needs a cluster"):
         record(lambda: k8s.core.v1.ConfigMap.get("there", "acme/there") and None)
 
 
-def test_these_tests_have_no_network() -> None:
+def test_network_is_disabled() -> None:
     with pytest.warns(UserWarning, match="socket"), pytest.raises(SocketBlockedError):
         socket.socket(socket.AF_INET)

@@ -13,8 +13,8 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from referencing import Registry, Resource
 
-from infra.manifests import Manifest, manifests
-from infra.recording import Recording
+from infra.rendering.manifests import Manifest, manifests
+from infra.rendering.recording import Recording
 
 SCHEMAS = resources.files("kubernetes_validate") / "kubernetes-json-schema/v1.35.0-local-strict"
 # Kubernetes publishes no schemas of others' resources; these meet their definitions in a real cluster.
@@ -53,7 +53,7 @@ def validate(body: dict[str, Any]) -> None:
     validator(body["apiVersion"], body["kind"]).validate(body)
 
 
-def test_every_manifest_of_kubernetes_own_kinds_is_valid(example: Recording) -> None:
+def test_manifests_of_built_in_kinds_match_their_schemas(example: Recording) -> None:
     checked = [manifest for manifest in manifests(example) if group(manifest) not in NOT_KUBERNETES_OWN]
 
     for manifest in checked:
@@ -62,7 +62,7 @@ def test_every_manifest_of_kubernetes_own_kinds_is_valid(example: Recording) -> 
     assert {"Deployment", "NetworkPolicy", "Namespace", "Job", "Secret"} <= {manifest.kind for manifest in checked}
 
 
-def test_a_field_that_kubernetes_does_not_know_is_found(example: Recording) -> None:
+def test_unknown_field_is_found(example: Recording) -> None:
     [api] = [manifest for manifest in manifests(example) if (manifest.kind, manifest.name) == ("Deployment", "api")]
     body = copy.deepcopy(api.body)
     body["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
@@ -71,7 +71,7 @@ def test_a_field_that_kubernetes_does_not_know_is_found(example: Recording) -> N
         validate(body)
 
 
-def test_what_is_not_checked_here_is_known(example: Recording) -> None:
+def test_kinds_without_a_schema_are_listed(example: Recording) -> None:
     groups = {group(manifest) for manifest in manifests(example)}
 
     custom = {name for name in groups if "." in name and not name.endswith(".k8s.io")}

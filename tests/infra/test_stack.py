@@ -8,30 +8,68 @@ import pytest
 import yaml
 from pulumi.runtime import settings
 
-from infra.naming import StackNames
+from infra.kubernetes.naming import StackNames
 from infra.program import run
-from infra.recording import record
+from infra.rendering.recording import RecordedResource, record
 from tests.infra.previewed_stacks import ROOT, STACKS, changed, preview, preview_values, stack_text
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_every_stack_file_previews_without_a_cluster(name: str) -> None:
+def test_stack_file_previews_without_a_cluster(name: str) -> None:
     recording = preview(name)
     assert {deployment.name for deployment in recording.of_type("Deployment")} == {"api", "reconciler"}
     assert recording.messages == ()
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_every_resource_goes_to_the_cluster_that_the_stack_file_names(name: str) -> None:
+def test_all_resources_use_the_cluster_of_the_stack_file(name: str) -> None:
     recording = preview(name)
-    (provider,) = recording.of_type("pulumi:providers:kubernetes")
-    assert provider.inputs["context"] == stack_text(name).values["kubernetes"]["context"]
-    custom = [resource for resource in recording.resources if resource.custom and resource is not provider]
-    assert {resource.provider.rpartition("::")[0] for resource in custom} == {provider.urn}
+    providers = recording.of_type("pulumi:providers:kubernetes")
+    context = stack_text(name).values["kubernetes"]["context"]
+    assert {provider.inputs["context"] for provider in providers} == {context}
+    # A resource that changes its provider is replaced if the providers' cluster identifiers differ.
+    assert {provider.inputs["clusterIdentifier"] for provider in providers} == {context}
+    custom = [resource for resource in recording.resources if resource.custom and resource not in providers]
+    assert {resource.provider.rpartition("::")[0] for resource in custom} <= {provider.urn for provider in providers}
+
+
+@pytest.mark.parametrize("keep_data", [True, False])
+@pytest.mark.parametrize("name", STACKS)
+def test_only_objects_that_hold_data_are_adopted_if_they_exist(name: str, keep_data: bool) -> None:
+    recording = preview_values(changed(name, keep_data=keep_data), stack_text(name).secret_keys)
+    adopting = {
+        provider.urn
+        for provider in recording.of_type("pulumi:providers:kubernetes")
+        if provider.inputs.get("upsertExistingObjects") in {True, "true"}
+    }
+    adopted = {each.name for each in recording.resources if each.provider.rpartition("::")[0] in adopting}
+    holders = {each.name for each in recording.resources if holds_data(each)}
+    assert adopted == holders
+    assert {each.name for each in recording.resources if each.protect} == (holders if keep_data else set())
+
+
+def holds_data(resource: RecordedResource) -> bool:
+    labels = (resource.inputs.get("metadata") or {}).get("labels") or {}
+    is_service_namespace = (
+        resource.type.endswith(":Namespace")
+        and labels["app.kubernetes.io/component"] == "namespaces"
+        and not resource.name.endswith("-jobs")
+    )
+    return is_service_namespace or resource.inputs.get("kind") in {"PersistentVolumeClaim", "Cluster"}
+
+
+@pytest.mark.parametrize("keep_data", [True, False])
+@pytest.mark.parametrize("name", STACKS)
+def test_volume_claim_is_never_deleted_to_replace_it(name: str, keep_data: bool) -> None:
+    recording = preview_values(changed(name, keep_data=keep_data), stack_text(name).secret_keys)
+    for claim in recording.of_type("PersistentVolumeClaim"):
+        assert claim.retain_on_delete
+        # None would leave the order to the provider, which deletes first.
+        assert claim.delete_before_replace is False
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_everything_in_a_namespace_waits_for_it(name: str) -> None:
+def test_resources_depend_on_their_namespace(name: str) -> None:
     recording = preview(name)
     namespaces = {namespace.inputs["metadata"]["name"]: namespace.urn for namespace in recording.of_type("Namespace")}
     for resource in recording.resources:
@@ -40,14 +78,14 @@ def test_everything_in_a_namespace_waits_for_it(name: str) -> None:
             assert namespaces[namespace] in resource.dependencies, resource.name
 
 
-def test_the_namespace_of_jobs_goes_before_the_operator_that_ends_the_jobs_in_it() -> None:
+def test_jobs_namespace_is_deleted_before_the_operator() -> None:
     recording = preview("dev")
     (namespace,) = [each for each in recording.of_type("Namespace") if each.name == "cloister-acme-dev-jobs"]
     (chart,) = recording.of_type("Chart")
     assert chart.urn in namespace.dependencies
 
 
-def test_a_rollout_waits_for_the_migrations_and_they_for_the_database() -> None:
+def test_rollout_depends_on_migrations_and_these_on_the_database() -> None:
     recording = preview("dev")
     (migrations,) = [job for job in recording.of_type("batch/v1:Job") if job.name == "migrations"]
     (database,) = [each for each in recording.of_type("StatefulSet") if each.name == "database"]
@@ -56,7 +94,7 @@ def test_a_rollout_waits_for_the_migrations_and_they_for_the_database() -> None:
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_no_secret_shows_in_the_state_or_in_what_pods_are_told(name: str) -> None:
+def test_secrets_are_secret_in_the_state_and_absent_elsewhere(name: str) -> None:
     recording = preview(name)
     shown = "shown-in-place-of-a-secret"
     for resource in recording.resources:
@@ -76,7 +114,7 @@ def _without(value: Any, hidden: frozenset[tuple[str | int, ...]], path: tuple[s
     return value
 
 
-def test_the_outputs_tell_where_the_api_is_and_what_to_run_next() -> None:
+def test_outputs_have_the_api_address_and_the_next_commands() -> None:
     outputs = preview("v100-and-a10g").outputs
     assert outputs["api_address"] == "https://batch.acme.example/v1"
     assert outputs["first_key"] == (
@@ -87,29 +125,33 @@ def test_the_outputs_tell_where_the_api_is_and_what_to_run_next() -> None:
     assert preview("dev").outputs["api_address"] == "http://api.cloister-acme-dev.svc:80/v1"
 
 
-def test_what_a_destroy_leaves_is_what_the_outputs_say() -> None:
+def test_outputs_list_what_a_destroy_keeps() -> None:
     recording = preview("v100-and-a10g")
-    (said,) = recording.outputs["stays_after_destroy"]
+    (stays,) = recording.outputs["stays_after_destroy"]
     kept = {resource.name for resource in recording.resources if resource.retain_on_delete}
     assert kept == {resource.name for resource in recording.resources if resource.protect}
-    assert said.startswith("namespace cloister-acme-prod with the volumes of the database and the object store")
+    assert stays.startswith("namespace cloister-acme-prod with the volumes of the database and the object store")
     assert "cloister-acme-prod" in kept
     assert "cloister-acme-prod-jobs" not in kept
 
 
-def test_of_a_customers_own_stores_a_destroy_leaves_all() -> None:
+def test_destroy_keeps_the_data_in_the_customers_own_stores() -> None:
     _, database, objects = preview("own-postgres-and-s3").outputs["stays_after_destroy"]
     assert "postgres.initech.example" in database
     assert objects == "the objects in s3://initech-llm-batch/cloister/prod"
 
 
-def test_a_stack_without_keep_data_leaves_nothing() -> None:
+def test_destroy_without_keep_data_keeps_nothing() -> None:
     recording = preview_values(changed(keep_data=False), stack_text().secret_keys)
-    assert [each.name for each in recording.resources if each.protect or each.retain_on_delete] == []
+    assert [each.name for each in recording.resources if each.protect] == []
+    # Claims go with their namespace.
+    retained = [each for each in recording.resources if each.retain_on_delete]
+    deleted_namespaces = {each.name for each in recording.of_type("Namespace")} - {each.name for each in retained}
+    assert {each.inputs["metadata"]["namespace"] for each in retained} <= deleted_namespaces
     assert recording.outputs["stays_after_destroy"] == []
 
 
-def test_a_pull_secret_and_a_mirror_reach_every_pod() -> None:
+def test_pull_secret_and_mirror_apply_to_every_pod() -> None:
     for resource in preview("air-gap").resources:
         pod = ((resource.inputs.get("spec") or {}).get("template") or {}).get("spec")
         if resource.custom and isinstance(pod, dict):
@@ -118,14 +160,14 @@ def test_a_pull_secret_and_a_mirror_reach_every_pod() -> None:
             assert all(image.startswith("registry.umbra.example/mirror/") for image in images), resource.name
 
 
-def test_the_cli_runs_the_program_from_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_runs_the_program_from_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(ROOT))])
-    # An empty stack file: the program has come as far as its own message.
+    # The stack file is empty, so the program ends with its own message.
     with pytest.raises(pulumi.RunError, match="customer: is required"):
         record(lambda: runpy.run_path(str(ROOT / "infra"), run_name="__main__") and None)
 
 
-def test_the_automation_api_runs_the_program_without_a_directory() -> None:
+def test_automation_api_runs_the_program_without_a_directory() -> None:
     def inline() -> None:
         settings.SETTINGS.root_directory = None
         run()
@@ -134,19 +176,19 @@ def test_the_automation_api_runs_the_program_without_a_directory() -> None:
         record(inline)
 
 
-def test_no_module_of_infra_hides_one_of_pythons_own() -> None:
-    # The CLI puts the directory first on the path.
+def test_modules_of_infra_do_not_shadow_the_standard_library() -> None:
+    # The CLI puts the directory first on the module path.
     names = {path.stem for path in (ROOT / "infra").glob("*.py")} | {path.name for path in (ROOT / "infra").iterdir()}
     assert names & set(sys.stdlib_module_names) == set()
 
 
-def test_an_import_does_nothing() -> None:
-    code = "import infra.program, infra.__main__, infra.config_reference, infra.network_drawing"
+def test_import_has_no_side_effects() -> None:
+    code = "import infra.program, infra.__main__, infra.rendering.configuration_page, infra.rendering.network_drawing"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_project_file_names_what_is_there() -> None:
+def test_project_file_matches_the_repository() -> None:
     project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
     assert project["name"] == "cloister"
     assert (ROOT / project["main"] / "__main__.py").exists()
@@ -161,6 +203,6 @@ def test_the_project_file_names_what_is_there() -> None:
     ("customer", "environment"),
     [("a-b", "c-d"), ("a--b", "dev"), ("a-", "dev"), ("1a", "dev"), ("A", "dev"), ("a" * 21, "dev"), ("a", "jobs")],
 )
-def test_a_name_that_could_be_read_in_two_ways_is_refused(customer: str, environment: str) -> None:
+def test_ambiguous_name_is_rejected(customer: str, environment: str) -> None:
     with pytest.raises(ValueError, match=r"must be|cannot be"):
         StackNames(customer=customer, environment=environment)

@@ -1,67 +1,41 @@
-"""The reference part of docs/cli.md, made from the commands themselves.
+"""The generated part of docs/cli.md: the exit codes, and typer's own reference of the commands.
 
-``python -m tests.integration.cli_reference`` writes it anew; a test tells when that is due.
+``python -m tests.integration.cli_reference`` writes it. A test fails if it is out of date.
 """
 
-from collections.abc import Iterator
+import html
+import re
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from typer.main import get_command
-
-from service.cli import app
-from service.cli.exits import MEANINGS
+from service.client.exit_codes import EPILOG, MEANINGS
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "cli.md"
 START: Final = "<!-- reference: written by `python -m tests.integration.cli_reference` -->\n"
-
-
-def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every command that does something, by its full name."""
-    if hasattr(command, "commands"):
-        for below in command.commands.values():
-            yield from commands(below, f"{name} {below.name}")
-    else:
-        yield name, command
+_TYPER: Final = (sys.executable, "-m", "typer", "service.cli.app", "utils", "docs", "--name", "cloister")
 
 
 def reference() -> str:
-    """Exit codes, and a section for each command."""
+    """Return the exit codes and the reference of the commands, as Markdown."""
     exits = "".join(f"| {code.value} | {meaning} |\n" for code, meaning in MEANINGS.items())
-    sections = "".join(_section(name, command) for name, command in commands(get_command(app), "cloister"))
-    return f"\n## Exit codes\n\n| code | meaning |\n|---|---|\n{exits}\n## Commands\n{sections}"
+    commands = subprocess.run(_TYPER, capture_output=True, text=True, check=True).stdout
+    commands = html.unescape(commands).replace(f"{EPILOG}\n\n", "")
+    commands = re.sub(r"^\* `--help`: .*\n", "", commands, flags=re.MULTILINE)
+    commands = re.sub(r"\*\*Options\*\*:\n\n(?=\n|\Z)", "", commands)
+    # The headings below list the commands too, without cutting their descriptions.
+    commands = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+\n", "", commands)
+    commands = re.sub(r"\n{3,}", "\n\n", commands)
+    # The page has its own title, so every heading moves down by one level.
+    commands = re.sub(r"^#", "##", commands, flags=re.MULTILINE)
+    return f"\n## Exit codes\n\n| code | meaning |\n|---|---|\n{exits}\n{commands.rstrip()}\n"
 
 
-def _section(name: str, command: Any) -> str:
-    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    usage = " ".join([name, *(_argument(argument) for argument in arguments)])
-    rows = "".join(
-        f"| `{_names(parameter)}` | {_cell(parameter.help or '')} |\n"
-        for parameter in command.params
-        if parameter.help and parameter.name != "help"
-    )
-    table = f"\n| | |\n|---|---|\n{rows}" if rows else ""
-    return f"\n### `{usage}`\n\n{_cell(command.help or '')}\n{table}"
-
-
-def _argument(argument: Any) -> str:
-    return str(argument.name.upper()) if argument.required else f"[{argument.name.upper()}]"
-
-
-def _names(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return str(parameter.name.upper())
-    return ", ".join([*parameter.opts, *parameter.secondary_opts])
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def written(page: str) -> str:
-    """The page with its reference part as it should be."""
+def updated(page: str) -> str:
+    """Return the page with a current reference."""
     return page.split(START, maxsplit=1)[0] + START + reference()
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(updated(PAGE.read_text()))

@@ -13,13 +13,14 @@ import psycopg
 import pytest
 import uvicorn
 
+from ray_job.contract.job_spec import ModelSpec
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.adapters.memory_object_store import MemoryObjectStore
-from service.api.app import create_app
-from service.api.parts import Parts
-from service.api.server import Server
+from service.api.app import Server, create_app
 from service.api_keys import Scope, create_api_key
+from service.backends import Backends
 from service.db import Pool, open_pool
+from service.model_catalogue import CatalogueModel
 from service.projects import Project, create_project
 from tests.integration.described_answers import DescribedAnswers
 from tests.integration.reconciler_harness import Stack
@@ -29,7 +30,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def api_pool(postgres_server_url: str, _template_database: str) -> Iterator[Pool]:
-    """A database for all API tests of a file; each test has a project of its own in it."""
+    """A database for all API tests of a file; each test has its own project in it."""
     name = f"api_{next(_numbers)}"
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {_template_database}")  # type: ignore[arg-type]
@@ -41,7 +42,9 @@ def api_pool(postgres_server_url: str, _template_database: str) -> Iterator[Pool
 @pytest.fixture(scope="module")
 def _served(api_pool: Pool) -> Iterator[tuple[str, MemoryObjectStore]]:
     store = MemoryObjectStore()
-    app = create_app(Parts(pool=api_pool, store=store, models={"demo/small": datetime(2026, 1, 2, tzinfo=UTC)}))
+    models = {"demo/small": CatalogueModel(spec=ModelSpec(id="demo/small", source="x"))}
+    changed_at = datetime(2026, 1, 2, tzinfo=UTC)
+    app = create_app(Backends(pool=api_pool, store=store, catalogue=models, catalogue_changed_at=changed_at))
     checked = DescribedAnswers(app)
     config = uvicorn.Config(checked, host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none")
     server = Server(config, app.state.watching)
@@ -80,7 +83,7 @@ def project(api_pool: Pool) -> Project:
 
 @pytest.fixture
 def api_key(api_pool: Pool, project: Project) -> str:
-    """A key of the project, with the usual scopes: to read and to submit."""
+    """A key of the project with the default scopes, read and submit."""
     return create_api_key(api_pool, project_id=project.id, name="test")
 
 
@@ -107,12 +110,12 @@ def stranger(base_url: str, api_pool: Pool) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture
 def http(base_url: str, api_key: str) -> Iterator[httpx.Client]:
-    """Plain HTTP with a good key, for what the official client would not send."""
+    """Plain HTTP with a valid key, for requests that the official client does not send."""
     with httpx.Client(base_url=base_url, headers={"authorization": f"Bearer {api_key}"}) as opened:
         yield opened
 
 
 @pytest.fixture
 def stack(pool: Pool, tmp_path: Path) -> Stack:
-    """A reconciler's context over a fresh database and a directory store; nothing runs by itself."""
+    """A reconciler on an empty database and a directory store; it takes steps only when a test asks for them."""
     return Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path)

@@ -1,4 +1,4 @@
-"""Holds every answer that a test gets against the served OpenAPI document."""
+"""Checks of every answer in the tests against the served OpenAPI document."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from service.api.openapi import document
 
 
 def closed(schema: Any) -> Any:
-    """The same schema, but a field that it does not name is wrong."""
+    """Return the schema with additional fields forbidden."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -23,25 +23,25 @@ def closed(schema: Any) -> Any:
 def problem(
     strict: Mapping[str, Any], operation: Mapping[str, Any], status: int, headers: Mapping[str, str], body: bytes
 ) -> str | None:
-    """What of an answer is not in a document that ``closed`` made, or None."""
-    told = operation["responses"].get(str(status))
-    if told is None:
+    """Return how an answer deviates from a document that ``closed`` returned, or None."""
+    described = operation["responses"].get(str(status))
+    if described is None:
         return f"status {status} is not described"
-    missing = [name for name, header in told["headers"].items() if header.get("required") and name not in headers]
+    missing = [name for name, header in described["headers"].items() if header.get("required") and name not in headers]
     if missing:
         return f"headers {missing} are missing"
     content_type = headers.get("content-type", "").partition(";")[0]
-    if content_type not in told.get("content", {"": None}):
+    if content_type not in described.get("content", {"": None}):
         return f"content type {content_type!r} is not described"
     if content_type != "application/json":
         return None
-    schema = {**told["content"][content_type]["schema"], "components": strict["components"]}
+    schema = {**described["content"][content_type]["schema"], "components": strict["components"]}
     error = next(jsonschema.Draft202012Validator(schema).iter_errors(json.loads(body)), None)
     return error and f"{error.json_path}: {error.message}"
 
 
 class DescribedAnswers:
-    """ASGI middleware around an application; ``problems`` names each answer that is not as described."""
+    """ASGI middleware that checks answers; ``problems`` lists each one that deviates from the document."""
 
     def __init__(self, app: Any) -> None:
         self._app: ASGIApp = app

@@ -1,4 +1,4 @@
-"""A reconciler's context on real Postgres, over jobs that are a function of their spec, and a client's view of it."""
+"""A reconciler on real Postgres whose jobs are functions of their spec, and a client's view of its batches."""
 
 import json
 import time
@@ -12,12 +12,12 @@ from typing import Any
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.lines import error_body, response_line
 from ray_job.contract.object_keys import file_key, part_key
-from ray_job.contract.parts import PartRow, Usage, encode_part, part_id
+from ray_job.contract.parts import PartRow, Usage, encode_part
 from service.adapters.memory_launcher import MemoryLauncher
 from service.db import Pool
-from service.model_catalogue import Catalogue, CatalogueModel
+from service.model_catalogue import CatalogueModel
 from service.ports import JobState, JobStatus, ObjectStore
-from service.reconciler.context import Context
+from service.reconciler.backends import Backends
 from service.reconciler.loop import run
 from service.reconciler.steps import advance
 from service.workspace import Workspace
@@ -45,21 +45,21 @@ def commit(store: ObjectStore, batch_id: str, *lines: int, fails: bool = False) 
         )
         for number in lines
     ]
-    store.put(part_key(batch_id, part_id(lines)), [encode_part(batch_id, rows)])
+    store.put(part_key(batch_id, lines), [encode_part(batch_id, rows)])
 
 
 class Stack:
-    """A reconciler's context, and a client's view of the database."""
+    """Backends of a reconciler, and a client's view of the database."""
 
     def __init__(self, pool: Pool, store: ObjectStore, workspace: Path, **settings: Any) -> None:
         self.pool, self.store = pool, store
         self.work: Callable[[JobSpec], JobStatus] = lambda _: RUNNING
         self.launcher = MemoryLauncher(self._run)
-        self.context = Context(
+        self.backends = Backends(
             pool=pool,
             store=store,
             launcher=self.launcher,
-            catalogue=Catalogue(models={"demo": CatalogueModel(spec=ModelSpec(id="demo", source="x"))}),
+            catalogue={"demo": CatalogueModel(spec=ModelSpec(id="demo", source="x"))},
             job_database_url="",
             workspace=Workspace(workspace),
             **settings,
@@ -103,7 +103,7 @@ class Stack:
         return self.sql("SELECT * FROM batch_errors WHERE batch_id = %s ORDER BY ordinal", BATCH)
 
     def advance(self) -> dict[str, Any]:
-        advance(self.context, BATCH)
+        advance(self.backends, BATCH)
         return self.batch()
 
     def file(self, file_id: str) -> list[dict[str, Any]]:
@@ -119,25 +119,25 @@ class Stack:
         )
 
     def end_job(self, *lines: int, batch_id: str = BATCH) -> None:
-        """The newest job commits these lines and ends well."""
+        """Commit these lines and end the newest job with success."""
         if lines:
             commit(self.store, batch_id, *lines)
         self.launcher.end(f"{batch_id}-{self.batch(batch_id)['attempt']}", SUCCEEDED)
 
 
-def eventually(is_so: Callable[[], bool]) -> None:
+def eventually(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 15
-    while not is_so():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
 
 
 @contextmanager
-def looping(context: Context, database_url: str) -> Iterator[None]:
-    thread = Thread(target=run, args=(context, database_url))
+def looping(backends: Backends, database_url: str) -> Iterator[None]:
+    thread = Thread(target=run, args=(backends, database_url))
     thread.start()
     try:
         yield
     finally:
-        context.stopping.set()
+        backends.stopping.set()
         thread.join()

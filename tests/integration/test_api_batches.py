@@ -25,7 +25,7 @@ def set_status(api_pool: Pool, batch: Batch, status: str, **columns: Any) -> Non
             connection.execute(f"UPDATE batches SET {column} = %s WHERE id = %s", [value, batch.id])  # type: ignore[arg-type] # noqa: S608
 
 
-def test_a_new_batch_has_every_field_of_the_contract(http: httpx.Client) -> None:
+def test_new_batch_has_every_field_of_the_contract(http: httpx.Client) -> None:
     batch = http.post("/v1/batches", json={**REQUEST, "metadata": {"team": "ü"}}).json()
     assert batch.pop("id").startswith("batch_")
     created_at = batch.pop("created_at")
@@ -39,11 +39,11 @@ def test_a_new_batch_has_every_field_of_the_contract(http: httpx.Client) -> None
     }  # fmt: skip
 
 
-def test_a_batch_can_be_told_again_and_is_recorded(client: openai.OpenAI, api_pool: Pool) -> None:
+def test_batch_is_retrieved_as_created_and_leaves_an_event(client: openai.OpenAI, api_pool: Pool) -> None:
     batch = create(client, output_expires_after={"anchor": "created_at", "seconds": 3600})
-    told = client.batches.retrieve(batch.id).to_dict()
-    told.pop("x_cloister")
-    assert told == batch.to_dict()
+    retrieved = client.batches.retrieve(batch.id).to_dict()
+    retrieved.pop("x_cloister")
+    assert retrieved == batch.to_dict()
     with api_pool.connection() as connection:
         row = connection.execute(
             "SELECT output_expires_after_s, type FROM batches JOIN batch_events ON batch_id = batches.id"
@@ -76,7 +76,7 @@ def test_a_batch_can_be_told_again_and_is_recorded(client: openai.OpenAI, api_po
         ({"completion_windw": "24h"}, "unknown_parameter", "completion_windw"),
     ],
 )
-def test_a_wrong_request_is_refused(http: httpx.Client, change: dict[str, Any], code: str, param: str) -> None:
+def test_invalid_request_is_refused(http: httpx.Client, change: dict[str, Any], code: str, param: str) -> None:
     body = {name: value for name, value in {**REQUEST, **change}.items() if value is not ...}
     answer = http.post("/v1/batches", json=body)
     assert answer.status_code == 400
@@ -86,18 +86,18 @@ def test_a_wrong_request_is_refused(http: httpx.Client, change: dict[str, Any], 
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"input_file_id":"\\ud800"}', b"null"])
-def test_a_body_that_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
+def test_body_that_is_not_a_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
     answer = http.post("/v1/batches", content=body)
     assert answer.status_code == 400
     assert "JSON object" in answer.json()["error"]["message"]
 
 
-def test_a_refused_endpoint_is_told_with_those_that_are_not(client: openai.OpenAI) -> None:
+def test_refusal_of_an_endpoint_lists_the_supported_ones(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="'/v1/chat/completions', '/v1/completions' or '/v1/embeddings'"):
         create(client, endpoint="/v1/images/edits")
 
 
-def test_paging_gives_every_batch_once_and_the_newest_first(client: openai.OpenAI, api_pool: Pool) -> None:
+def test_pages_hold_every_batch_once_newest_first(client: openai.OpenAI, api_pool: Pool) -> None:
     ids = [create(client).id for _ in range(5)]
     with api_pool.connection() as connection:
         connection.execute("UPDATE batches SET created_at = '2026-01-01'")
@@ -113,20 +113,20 @@ def test_paging_gives_every_batch_once_and_the_newest_first(client: openai.OpenA
         ("after=17", "invalid_value"),
     ],
 )
-def test_a_wrong_listing_is_refused(http: httpx.Client, query: str, code: str) -> None:
+def test_invalid_listing_is_refused(http: httpx.Client, query: str, code: str) -> None:
     answer = http.get(f"/v1/batches?{query}")
     assert answer.status_code == 400
     assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, query.split("=", maxsplit=1)[0])
 
 
-def test_a_limit_of_nothing_gives_an_empty_list(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_limit_0_returns_an_empty_list(client: openai.OpenAI, http: httpx.Client) -> None:
     create(client)
     answer = http.get("/v1/batches?limit=0").json()
     assert answer == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
 @pytest.mark.parametrize("status", OPEN)
-def test_an_open_batch_can_be_cancelled_twice(client: openai.OpenAI, api_pool: Pool, status: str) -> None:
+def test_open_batch_can_be_cancelled_twice(client: openai.OpenAI, api_pool: Pool, status: str) -> None:
     batch = create(client)
     set_status(api_pool, batch, status)
     cancelling = client.batches.cancel(batch.id)
@@ -138,7 +138,7 @@ def test_an_open_batch_can_be_cancelled_twice(client: openai.OpenAI, api_pool: P
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "expired"])
-def test_a_batch_that_has_ended_cannot_be_cancelled(client: openai.OpenAI, api_pool: Pool, status: str) -> None:
+def test_ended_batch_cannot_be_cancelled(client: openai.OpenAI, api_pool: Pool, status: str) -> None:
     batch = create(client)
     set_status(api_pool, batch, status)
     with pytest.raises(openai.ConflictError, match=f"Cannot cancel a batch with status '{status}'.") as caught:
@@ -147,7 +147,7 @@ def test_a_batch_that_has_ended_cannot_be_cancelled(client: openai.OpenAI, api_p
     assert client.batches.retrieve(batch.id).status == status
 
 
-def test_a_failed_batch_tells_its_errors(client: openai.OpenAI, api_pool: Pool) -> None:
+def test_failed_batch_lists_its_errors(client: openai.OpenAI, api_pool: Pool) -> None:
     batch = create(client)
     set_status(api_pool, batch, "failed")
     with api_pool.connection() as connection:
@@ -156,9 +156,9 @@ def test_a_failed_batch_tells_its_errors(client: openai.OpenAI, api_pool: Pool) 
             " VALUES (%(id)s, 2, 'b', 'second', 9), (%(id)s, 1, 'a', 'first', NULL)",
             {"id": batch.id},
         )
-    for told in (client.batches.retrieve(batch.id), client.batches.list().data[0]):
-        assert told.errors is not None
-        assert told.errors.to_dict() == {
+    for retrieved in (client.batches.retrieve(batch.id), client.batches.list().data[0]):
+        assert retrieved.errors is not None
+        assert retrieved.errors.to_dict() == {
             "object": "list",
             "data": [
                 {"code": "a", "message": "first", "param": None, "line": None},
@@ -167,17 +167,17 @@ def test_a_failed_batch_tells_its_errors(client: openai.OpenAI, api_pool: Pool) 
         }
 
 
-def test_a_finished_batch_tells_counts_and_usage(client: openai.OpenAI, api_pool: Pool) -> None:
+def test_finished_batch_reports_counts_and_usage(client: openai.OpenAI, api_pool: Pool) -> None:
     batch = create(client)
     numbers = {"total": 3, "completed": 2, "failed": 1}
     tokens = {"input_tokens": 10, "cached_tokens": 4, "output_tokens": 5, "reasoning_tokens": 2}
     set_status(api_pool, batch, "completed", in_progress_at="2026-01-01 00:00:00+00", **numbers, **tokens)
-    told = client.batches.retrieve(batch.id)
-    assert told.in_progress_at == 1767225600
-    assert told.request_counts is not None
-    assert told.request_counts.to_dict() == numbers
-    assert told.usage is not None
-    assert told.usage.to_dict() == {
+    retrieved = client.batches.retrieve(batch.id)
+    assert retrieved.in_progress_at == 1767225600
+    assert retrieved.request_counts is not None
+    assert retrieved.request_counts.to_dict() == numbers
+    assert retrieved.usage is not None
+    assert retrieved.usage.to_dict() == {
         "input_tokens": 10,
         "input_tokens_details": {"cached_tokens": 4},
         "output_tokens": 5,
@@ -186,32 +186,39 @@ def test_a_finished_batch_tells_counts_and_usage(client: openai.OpenAI, api_pool
     }
 
 
-def test_the_same_request_twice_makes_two_batches(client: openai.OpenAI) -> None:
+def test_same_request_twice_creates_two_batches(client: openai.OpenAI) -> None:
     assert create(client).id != create(client).id
 
 
-@pytest.mark.parametrize("headers", [{"x-stainless-retry-count": "1"}, {"x-stainless-retry-count": "2"}])
-def test_a_retried_creation_finds_the_first_batch(client: openai.OpenAI, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize("headers", [{"x-stainless-retry-count": count} for count in ("1", "2", "9" * 5_000)])
+def test_retried_creation_returns_the_first_batch(client: openai.OpenAI, headers: dict[str, str]) -> None:
     first = create(client, metadata={"a": "b"})
     assert create(client, metadata={"a": "b"}, extra_headers=headers).id == first.id
     assert create(client, metadata={"a": "c"}, extra_headers=headers).id != first.id
 
 
-def test_an_old_batch_is_not_taken_for_a_retry(client: openai.OpenAI, api_pool: Pool) -> None:
+@pytest.mark.parametrize("retry_count", [b"0", b"-1", b"000", "²".encode("latin-1")])
+def test_request_without_a_positive_retry_count_creates_a_batch(http: httpx.Client, retry_count: bytes) -> None:
+    first = http.post("/v1/batches", json=REQUEST)
+    again = http.post("/v1/batches", json=REQUEST, headers=[(b"x-stainless-retry-count", retry_count)])
+    assert (again.status_code, again.json()["id"] != first.json()["id"]) == (200, True)
+
+
+def test_old_batch_is_not_mistaken_for_a_retry(client: openai.OpenAI, api_pool: Pool) -> None:
     first = create(client)
     with api_pool.connection() as connection:
         connection.execute("UPDATE batches SET created_at = now() - interval '26 minutes'")
     assert create(client, extra_headers={"x-stainless-retry-count": "1"}).id != first.id
 
 
-def test_creations_under_one_idempotency_key_make_one_batch_even_at_once(client: openai.OpenAI) -> None:
+def test_concurrent_creations_with_one_idempotency_key_create_one_batch(client: openai.OpenAI) -> None:
     with ThreadPoolExecutor(4) as threads:
         made = threads.map(lambda _: create(client, extra_headers={"Idempotency-Key": "k"}).id, range(4))
         assert len(set(made)) == 1
     assert create(client, extra_headers={"Idempotency-Key": "other"}).id != client.batches.list().data[1].id
 
 
-def test_an_idempotency_key_gives_its_batch_at_any_time(client: openai.OpenAI, api_pool: Pool) -> None:
+def test_idempotency_key_returns_its_batch_at_any_time(client: openai.OpenAI, api_pool: Pool) -> None:
     headers = {"Idempotency-Key": "k"}
     first = create(client, metadata={"b": "1", "a": "2"}, extra_headers=headers)
     set_status(api_pool, first, "cancelled", created_at="2020-01-01 00:00:00+00")
@@ -219,7 +226,7 @@ def test_an_idempotency_key_gives_its_batch_at_any_time(client: openai.OpenAI, a
     assert (again.id, again.status) == (first.id, "cancelled")
 
 
-def test_an_idempotency_key_of_another_request_is_refused(client: openai.OpenAI, stranger: openai.OpenAI) -> None:
+def test_idempotency_key_of_another_request_is_refused(client: openai.OpenAI, stranger: openai.OpenAI) -> None:
     headers = {"Idempotency-Key": "k"}
     first = create(client, extra_headers=headers)
     with pytest.raises(openai.BadRequestError, match=first.id) as caught:
@@ -229,13 +236,19 @@ def test_an_idempotency_key_of_another_request_is_refused(client: openai.OpenAI,
     assert create(stranger, metadata={"a": "b"}, extra_headers=headers).id != first.id
 
 
-@pytest.mark.parametrize("key", ["", "k" * 256, "a\tb"])
-def test_a_wrong_idempotency_key_is_refused(http: httpx.Client, key: str) -> None:
-    answer = http.post("/v1/batches", json=REQUEST, headers={"idempotency-key": key})
+@pytest.mark.parametrize("key", [b"k", b"a b", b"~" * 255])
+def test_printable_idempotency_key_is_accepted(http: httpx.Client, key: bytes) -> None:
+    assert http.post("/v1/batches", json=REQUEST, headers=[(b"idempotency-key", key)]).status_code == 200
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 256, b"a\tb", "é".encode("latin-1")])
+def test_other_idempotency_keys_are_refused(http: httpx.Client, key: bytes) -> None:
+    answer = http.post("/v1/batches", json=REQUEST, headers=[(b"idempotency-key", key)])
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Idempotency-Key")
+    assert "1 to 255 printable ASCII characters" in answer.json()["error"]["message"]
 
 
-def test_a_deleted_batch_is_still_a_cursor(client: openai.OpenAI, api_pool: Pool) -> None:
+def test_deleted_batch_is_still_a_cursor(client: openai.OpenAI, api_pool: Pool) -> None:
     ids = [create(client).id for _ in range(3)]
     with api_pool.connection() as connection:
         connection.execute(
@@ -251,29 +264,34 @@ def test_a_deleted_batch_is_still_a_cursor(client: openai.OpenAI, api_pool: Pool
     "metadata",
     [None, {}, {"": ""}, {"k" * 64: "v" * 512}, {"ü" * 64: "😀" * 512}, {str(n): "v" for n in range(16)}],
 )
-def test_metadata_within_the_limits_comes_back_unchanged(
+def test_metadata_within_the_limits_is_returned_unchanged(
     client: openai.OpenAI, metadata: dict[str, str] | None
 ) -> None:
     assert client.batches.retrieve(create(client, metadata=metadata).id).metadata == metadata
 
 
-def test_a_body_over_1_mb_is_refused(http: httpx.Client) -> None:
+def test_body_over_1_mb_is_refused(http: httpx.Client) -> None:
     answer = http.post("/v1/batches", content=b" " * ((1 << 20) + 1))
     assert answer.status_code == 413
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("seconds", [3_600, 2_592_000])
-def test_results_may_expire_after_an_hour_to_a_month(http: httpx.Client, seconds: int) -> None:
-    def answer(wish: Any) -> int:
-        body = {**REQUEST, "output_expires_after": {"anchor": "created_at", "seconds": wish}}
+def test_results_can_expire_after_an_hour_to_a_month(http: httpx.Client, seconds: int) -> None:
+    def answer(seconds_sent: Any) -> int:
+        body = {**REQUEST, "output_expires_after": {"anchor": "created_at", "seconds": seconds_sent}}
         return http.post("/v1/batches", json=body).status_code
 
     beyond = seconds - 1 if seconds == 3_600 else seconds + 1
-    assert [answer(wish) for wish in (seconds, beyond, str(seconds), seconds + 0.5)] == [200, 400, 400, 400]
+    assert [answer(seconds_sent) for seconds_sent in (seconds, beyond, str(seconds), seconds + 0.5)] == [
+        200,
+        400,
+        400,
+        400,
+    ]
 
 
-def test_another_project_does_not_see_a_batch(client: openai.OpenAI, stranger: openai.OpenAI) -> None:
+def test_batch_is_invisible_to_other_projects(client: openai.OpenAI, stranger: openai.OpenAI) -> None:
     batch = create(client)
     for act in (stranger.batches.retrieve, stranger.batches.cancel):
         with pytest.raises(openai.NotFoundError):
@@ -283,7 +301,7 @@ def test_another_project_does_not_see_a_batch(client: openai.OpenAI, stranger: o
     assert client.batches.retrieve(batch.id).status == "validating"
 
 
-def test_models_are_those_of_the_catalogue(client: openai.OpenAI) -> None:
+def test_models_come_from_the_catalogue(client: openai.OpenAI) -> None:
     (model,) = client.models.list()
     assert (model.id, model.object, model.owned_by, model.created) == ("demo/small", "model", "cloister", 1767312000)
     assert client.models.retrieve("demo/small") == model

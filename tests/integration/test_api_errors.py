@@ -1,4 +1,4 @@
-"""Authentication, and what every answer has in common."""
+"""Authentication, the error envelope and unavailable backends."""
 
 import json
 import re
@@ -10,14 +10,14 @@ import pytest
 
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import create_app
-from service.api.parts import Parts
 from service.api_keys import authenticate, create_api_key
+from service.backends import Backends
 from service.db import Pool, open_pool
 from service.errors import ObjectStoreError
 from service.projects import ensure_default_project
 
 
-def test_a_missing_key_is_told_without_a_code(base_url: str) -> None:
+def test_missing_key_is_refused_without_a_code(base_url: str) -> None:
     for headers in ({}, {"authorization": "Basic abc"}, {"authorization": "Bearer"}):
         answer = httpx.get(f"{base_url}/v1/files", headers=headers)
         assert answer.status_code == 401
@@ -25,7 +25,7 @@ def test_a_missing_key_is_told_without_a_code(base_url: str) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_wrong_key_is_told_with_its_code(base_url: str) -> None:
+def test_wrong_key_is_refused_with_a_code(base_url: str) -> None:
     client = openai.OpenAI(base_url=f"{base_url}/v1", api_key="sk-wrong", max_retries=0)
     with client, pytest.raises(openai.AuthenticationError) as caught:
         client.files.create(file=b"{}", purpose="batch")
@@ -34,7 +34,7 @@ def test_a_wrong_key_is_told_with_its_code(base_url: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["revoked_at", "expires_at"])
-def test_a_revoked_or_expired_key_is_refused(client: openai.OpenAI, api_pool: Pool, column: str) -> None:
+def test_revoked_or_expired_key_is_refused(client: openai.OpenAI, api_pool: Pool, column: str) -> None:
     client.models.list()
     with api_pool.connection() as connection:
         connection.execute(f"UPDATE api_keys SET {column} = now()")  # type: ignore[arg-type] # noqa: S608
@@ -42,7 +42,7 @@ def test_a_revoked_or_expired_key_is_refused(client: openai.OpenAI, api_pool: Po
         client.models.list()
 
 
-def test_a_key_is_stored_as_a_digest_only(api_pool: Pool) -> None:
+def test_only_the_digest_of_a_key_is_stored(api_pool: Pool) -> None:
     project = ensure_default_project(api_pool)
     assert ensure_default_project(api_pool) == project
     key = create_api_key(api_pool, project_id=project.id, name="mine", expires_at=datetime(2100, 1, 1, tzinfo=UTC))
@@ -70,7 +70,7 @@ def test_organization_and_project_headers_are_accepted(base_url: str, api_key: s
         ("GET", "/v1/files/file-%00", 400, "invalid_value"),
     ],
 )
-def test_every_error_is_in_the_envelope_with_a_request_id(
+def test_every_error_has_the_envelope_and_a_request_id(
     http: httpx.Client, method: str, path: str, status: int, code: str | None
 ) -> None:
     answer = http.request(method, path)
@@ -80,11 +80,11 @@ def test_every_error_is_in_the_envelope_with_a_request_id(
     assert re.fullmatch(r"req_[0-9a-f]{32}", answer.headers["x-request-id"])
 
 
-def test_answers_have_a_request_id_that_the_client_knows(client: openai.OpenAI) -> None:
+def test_client_sees_the_request_id(client: openai.OpenAI) -> None:
     assert client.batches.list()._request_id
 
 
-def test_an_unforeseen_error_is_told_without_what_the_client_sent(
+def test_unexpected_error_is_answered_without_client_content(
     client: openai.OpenAI, store: MemoryObjectStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_key: str, chunks: object) -> None:
@@ -101,7 +101,7 @@ def test_an_unforeseen_error_is_told_without_what_the_client_sent(
     assert "secret" not in logged + caught.value.message
 
 
-def test_a_store_that_is_down_is_503(
+def test_unreachable_store_is_answered_with_503(
     http: httpx.Client, store: MemoryObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -119,12 +119,12 @@ async def _get(app: object, path: str) -> httpx.Response:
         return await client.get(path, headers={"authorization": "Bearer k"})
 
 
-def test_a_database_that_is_down_is_503() -> None:
+def test_unreachable_database_is_answered_with_503() -> None:
     import asyncio
 
     with open_pool("postgresql://nobody@127.0.0.1:9/none?connect_timeout=1") as pool:
         pool.timeout = 0.5
-        app = create_app(Parts(pool=pool, store=MemoryObjectStore(), models={}))
+        app = create_app(Backends(pool=pool, store=MemoryObjectStore()))
         for path in ("/readyz", "/v1/files"):
             answer = asyncio.run(_get(app, path))
             assert answer.status_code == 503

@@ -16,10 +16,9 @@ import pytest
 import uvicorn
 
 from service.adapters.memory_object_store import MemoryObjectStore
-from service.api.app import create_app
-from service.api.parts import Parts
-from service.api.server import Server
-from service.api.watching import StreamTimes
+from service.api.app import Server, create_app
+from service.api.watching import Watching
+from service.backends import Backends
 from service.db import Pool, open_pool
 
 REQUEST: dict[str, Any] = {"input_file_id": "file-none", "endpoint": "/v1/completions", "completion_window": "24h"}
@@ -56,7 +55,7 @@ def watch(http: httpx.Client, batch_id: str, last_event_id: str = "") -> Iterato
 
 
 def move(api_pool: Pool, batch_id: str, status: str, **data: Any) -> None:
-    """Changes the state and tells of it in one transaction, as the reconciler does."""
+    """Change the state and add its event in one transaction, as the reconciler does."""
     with api_pool.connection() as connection:
         connection.execute("UPDATE batches SET status = %s WHERE id = %s", [status, batch_id])
         connection.execute(
@@ -80,7 +79,7 @@ def batch_id(client: openai.OpenAI, api_pool: Pool) -> str:
     return batch.id
 
 
-def test_a_batch_is_watched_from_its_creation_to_its_end(http: httpx.Client, api_pool: Pool, batch_id: str) -> None:
+def test_batch_is_watched_from_creation_to_end(http: httpx.Client, api_pool: Pool, batch_id: str) -> None:
     with watch(http, batch_id) as stream:
         first, second, progress = next(stream), next(stream), next(stream)
         assert (first.type, second.type, progress.type) == ("batch.validating", "batch.in_progress", "progress")
@@ -96,32 +95,28 @@ def test_a_batch_is_watched_from_its_creation_to_its_end(http: httpx.Client, api
     assert completed.data["request_counts"] == {"total": 9, "completed": 0, "failed": 0}
 
 
-def test_the_first_bytes_say_when_to_come_back(http: httpx.Client, batch_id: str) -> None:
+def test_first_bytes_set_the_reconnection_time(http: httpx.Client, batch_id: str) -> None:
     with http.stream("GET", f"/v1/batches/{batch_id}/events") as answer:
         assert next(answer.iter_lines()) == "retry: 2000"
         assert answer.headers["cache-control"] == "no-store"
 
 
-def test_progress_is_told_as_it_changes_but_not_more_than_once_a_second(
-    http: httpx.Client, api_pool: Pool, batch_id: str
-) -> None:
-    told: list[tuple[float, int]] = []
+def test_progress_is_sent_on_change_at_most_once_a_second(http: httpx.Client, api_pool: Pool, batch_id: str) -> None:
+    received: list[tuple[float, int]] = []
     with watch(http, batch_id) as stream:
         threading.Thread(
             target=lambda: [(report_progress(api_pool, batch_id, n), time.sleep(0.05)) for n in range(1, 10)]
         ).start()
         for event in stream:
             if event.type == "progress":
-                told.append((time.monotonic(), event.data["request_counts"]["completed"]))
-            if told and told[-1][1] == 9:
+                received.append((time.monotonic(), event.data["request_counts"]["completed"]))
+            if received and received[-1][1] == 9:
                 break
-    assert len(told) <= 3
-    assert all(later[0] - earlier[0] > 0.8 for earlier, later in itertools.pairwise(told))
+    assert len(received) <= 3
+    assert all(later[0] - earlier[0] > 0.8 for earlier, later in itertools.pairwise(received))
 
 
-def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_twice(
-    http: httpx.Client, api_pool: Pool, batch_id: str
-) -> None:
+def test_reconnecting_client_gets_missed_events_once(http: httpx.Client, api_pool: Pool, batch_id: str) -> None:
     with watch(http, batch_id) as stream:
         last = [next(stream), next(stream)][-1].id
     move(api_pool, batch_id, "finalizing")
@@ -134,9 +129,7 @@ def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_twice(
         assert [event.type for event in stream] == ["batch.completed"]
 
 
-def test_a_client_that_has_all_of_a_batch_that_ended_is_told_not_to_come_back(
-    http: httpx.Client, api_pool: Pool, batch_id: str
-) -> None:
+def test_client_with_all_events_of_an_ended_batch_gets_204(http: httpx.Client, api_pool: Pool, batch_id: str) -> None:
     move(api_pool, batch_id, "cancelled")
     with watch(http, batch_id) as stream:
         seen = list(stream)
@@ -146,19 +139,19 @@ def test_a_client_that_has_all_of_a_batch_that_ended_is_told_not_to_come_back(
 
 
 @pytest.mark.parametrize("last_event_id", ["x", "-1", "1.5", "9" * 30, "9" * 5_000, "²"])
-def test_a_last_event_id_that_is_none_is_refused(http: httpx.Client, batch_id: str, last_event_id: str) -> None:
+def test_invalid_last_event_id_is_refused(http: httpx.Client, batch_id: str, last_event_id: str) -> None:
     headers = {"last-event-id": last_event_id.encode()}
     answer = http.get(f"/v1/batches/{batch_id}/events", headers=headers)  # type: ignore[arg-type]
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
 
 
-def test_events_are_for_their_project(http: httpx.Client, stranger: openai.OpenAI, batch_id: str) -> None:
+def test_events_are_invisible_to_other_projects(http: httpx.Client, stranger: openai.OpenAI, batch_id: str) -> None:
     answer = http.get(f"/v1/batches/{batch_id}/events", headers={"authorization": f"Bearer {stranger.api_key}"})
     assert answer.status_code == 404
     assert http.get(f"/v1/batches/{batch_id}/events", headers={"authorization": ""}).status_code == 401
 
 
-def test_a_lost_listener_is_replaced_and_nothing_is_missed(http: httpx.Client, api_pool: Pool, batch_id: str) -> None:
+def test_lost_listener_is_replaced_without_missing_events(http: httpx.Client, api_pool: Pool, batch_id: str) -> None:
     with watch(http, batch_id) as stream:
         assert [next(stream).type for _ in range(3)][-1] == "progress"
         with api_pool.connection() as connection:
@@ -178,7 +171,7 @@ def client_of(base_url: str, api_key: str) -> Iterator[httpx.Client]:
 
 @contextmanager
 def serving(api_pool: Pool, **times: float) -> Iterator[tuple[Server, str]]:
-    app = create_app(Parts(pool=api_pool, store=MemoryObjectStore(), models={}), stream_times=StreamTimes(**times))
+    app = create_app(Backends(pool=api_pool, store=MemoryObjectStore()), watching=Watching(api_pool, **times))
     server = Server(
         uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False), app.state.watching
     )
@@ -194,7 +187,7 @@ def serving(api_pool: Pool, **times: float) -> Iterator[tuple[Server, str]]:
         assert not thread.is_alive()
 
 
-def test_an_idle_stream_is_kept_alive(api_pool: Pool, batch_id: str, api_key: str) -> None:
+def test_idle_stream_is_kept_alive(api_pool: Pool, batch_id: str, api_key: str) -> None:
     with (
         serving(api_pool, heartbeat_s=0.1) as (_server, base_url),
         client_of(base_url, api_key) as http,
@@ -204,23 +197,23 @@ def test_an_idle_stream_is_kept_alive(api_pool: Pool, batch_id: str, api_key: st
         assert [next(comments), next(comments)] == [": ping", ": ping"]
 
 
-def test_without_a_listener_batches_are_looked_at_now_and_then(
+def test_without_a_listener_batches_are_polled(
     postgres_server_url: str, api_pool: Pool, batch_id: str, api_key: str
 ) -> None:
     with (
         open_pool(str(api_pool.conninfo), max_size=1) as pool,
-        serving(pool, deaf_poll_s=0.2) as (_server, base_url),
+        serving(pool, fallback_poll_s=0.2) as (_server, base_url),
         client_of(base_url, api_key) as http,
     ):
         pool.wait()
-        pool.conninfo = postgres_server_url.replace("/postgres?", "/nothing?")  # one more connection cannot be had
+        pool.conninfo = postgres_server_url.replace("/postgres?", "/nothing?")  # no further connection succeeds
         with watch(http, batch_id) as stream:
             assert next(stream)
             move(api_pool, batch_id, "completed")
             assert list(stream)[-1].type == "batch.completed"
 
 
-def test_a_server_that_stops_ends_its_streams(api_pool: Pool, batch_id: str, api_key: str) -> None:
+def test_stopping_server_ends_its_streams(api_pool: Pool, batch_id: str, api_key: str) -> None:
     with serving(api_pool) as (server, base_url), client_of(base_url, api_key) as http, watch(http, batch_id) as stream:
         assert next(stream)
         started = time.monotonic()
@@ -229,7 +222,7 @@ def test_a_server_that_stops_ends_its_streams(api_pool: Pool, batch_id: str, api
         assert time.monotonic() - started < 3
 
 
-def test_a_long_stream_ends_so_that_the_key_is_asked_for_again(api_pool: Pool, batch_id: str, api_key: str) -> None:
+def test_long_stream_ends_so_that_the_key_is_checked_again(api_pool: Pool, batch_id: str, api_key: str) -> None:
     with (
         serving(api_pool, max_stream_s=0.3) as (_server, base_url),
         client_of(base_url, api_key) as http,
@@ -266,9 +259,7 @@ def _connections(api_pool: Pool) -> int:
     return int(row["n"])
 
 
-def test_two_hundred_watch_at_once_over_few_connections(
-    base_url: str, api_key: str, batch_id: str, api_pool: Pool
-) -> None:
+def test_two_hundred_watchers_share_few_connections(base_url: str, api_key: str, batch_id: str, api_pool: Pool) -> None:
     threads = threading.active_count()
     seen = asyncio.run(_watch_all(base_url, api_key, batch_id, api_pool))
     expected = [f"event: batch.{status}" for status in ("validating", "in_progress", "completed")]

@@ -1,4 +1,4 @@
-"""The extension object in the answer about one batch."""
+"""The extension ``x_cloister`` of a retrieved batch."""
 
 from datetime import timedelta
 from typing import Any
@@ -18,27 +18,27 @@ def change(api_pool: Pool, batch_id: str, assignments: str) -> None:
 
 
 def extension(http: httpx.Client, batch_id: str) -> dict[str, Any]:
-    told: dict[str, Any] = http.get(f"/v1/batches/{batch_id}").json()["x_cloister"]
-    return told
+    fields: dict[str, Any] = http.get(f"/v1/batches/{batch_id}").json()["x_cloister"]
+    return fields
 
 
-def test_a_new_batch_tells_that_nothing_is_known_yet(client: openai.OpenAI, http: httpx.Client) -> None:
-    told = extension(http, client.batches.create(**REQUEST).id)
-    assert told == {
+def test_new_batch_has_an_extension_without_values(client: openai.OpenAI, http: httpx.Client) -> None:
+    fields = extension(http, client.batches.create(**REQUEST).id)
+    assert fields == {
         "queue_position": None, "rate_rows_per_second": None, "eta_seconds": None, "estimated_completion_at": None,
         "deadline_risk": "low", "gpu_seconds": 0.0, "enqueued_tokens": 0, "attempt": 0, "failed_attempts": 0,
         "last_job_message": None,
     }  # fmt: skip
 
 
-def test_only_the_answer_about_one_batch_has_the_extension(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_only_retrieval_has_the_extension(client: openai.OpenAI, http: httpx.Client) -> None:
     batch = client.batches.create(**REQUEST)
     assert "x_cloister" not in http.get("/v1/batches").json()["data"][0]
     assert "x_cloister" not in http.post(f"/v1/batches/{batch.id}/cancel").json()
     assert client.batches.retrieve(batch.id).to_dict()["x_cloister"]
 
 
-def test_waiting_batches_tell_their_place(client: openai.OpenAI, http: httpx.Client, api_pool: Pool) -> None:
+def test_waiting_batches_report_their_queue_position(client: openai.OpenAI, http: httpx.Client, api_pool: Pool) -> None:
     with api_pool.connection() as connection:
         connection.execute("UPDATE batches SET status = 'failed'")
     ids = [client.batches.create(**REQUEST).id for _ in range(3)]
@@ -49,9 +49,7 @@ def test_waiting_batches_tell_their_place(client: openai.OpenAI, http: httpx.Cli
     assert [extension(http, batch_id)["queue_position"] for batch_id in ids] == [None, 1, 2]
 
 
-def test_a_batch_that_runs_tells_its_rate_and_prospects(
-    client: openai.OpenAI, http: httpx.Client, api_pool: Pool
-) -> None:
+def test_running_batch_reports_rate_and_forecast(client: openai.OpenAI, http: httpx.Client, api_pool: Pool) -> None:
     batch = client.batches.create(**REQUEST)
     change(
         api_pool,
@@ -67,9 +65,9 @@ def test_a_batch_that_runs_tells_its_rate_and_prospects(
                 "'reason', %s::text))",
                 [batch.id, reason],
             )
-    told = extension(http, batch.id)
-    assert (told["rate_rows_per_second"], told["eta_seconds"], told["deadline_risk"]) == (2.0, 30, "medium")
-    assert told["gpu_seconds"] == pytest.approx(30, abs=4)
-    assert (told["attempt"], told["failed_attempts"], told["last_job_message"]) == (2, 1, "second")
+    fields = extension(http, batch.id)
+    assert (fields["rate_rows_per_second"], fields["eta_seconds"], fields["deadline_risk"]) == (2.0, 30, "medium")
+    assert fields["gpu_seconds"] == pytest.approx(30, abs=4)
+    assert (fields["attempt"], fields["failed_attempts"], fields["last_job_message"]) == (2, 1, "second")
     expected = batch.created_at + timedelta(seconds=30).total_seconds()
-    assert told["estimated_completion_at"] == pytest.approx(expected, abs=5)
+    assert fields["estimated_completion_at"] == pytest.approx(expected, abs=5)

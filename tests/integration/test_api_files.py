@@ -29,7 +29,7 @@ def upload(client: openai.OpenAI, content: bytes = LINE, **options: Any) -> File
     return client.files.create(file=("input.jsonl", content), **{"purpose": "batch", **options})
 
 
-def test_an_upload_can_be_told_listed_read_and_deleted(client: openai.OpenAI, store: MemoryObjectStore) -> None:
+def test_uploaded_file_is_listed_read_and_deleted(client: openai.OpenAI, store: MemoryObjectStore) -> None:
     file = upload(client)
     assert file.id.startswith("file-")
     assert (file.bytes, file.filename, file.purpose, file.status) == (len(LINE), "input.jsonl", "batch", "processed")
@@ -44,7 +44,7 @@ def test_an_upload_can_be_told_listed_read_and_deleted(client: openai.OpenAI, st
     assert list(store.keys("")) == []
 
 
-def test_content_is_told_with_its_length_and_name(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_content_has_its_length_and_name(client: openai.OpenAI, http: httpx.Client) -> None:
     file = client.files.create(file=("ü x;.jsonl", LINE), purpose="batch")
     answer = http.get(f"/v1/files/{file.id}/content")
     assert answer.headers["content-length"] == str(len(LINE))
@@ -52,32 +52,45 @@ def test_content_is_told_with_its_length_and_name(client: openai.OpenAI, http: h
     assert client.files.retrieve(file.id).filename == "ü x;.jsonl"
 
 
-def test_a_file_of_many_megabytes_comes_back_unchanged(client: openai.OpenAI) -> None:
+def test_file_of_many_megabytes_is_returned_unchanged(client: openai.OpenAI) -> None:
     content = LINE * (1 << 18)
     file = upload(client, content)
     assert file.bytes == len(content)
     assert client.files.content(file.id).read() == content
 
 
-def test_a_batch_file_expires_after_30_days_unless_told_otherwise(client: openai.OpenAI) -> None:
-    file = upload(client)
-    assert file.expires_at == file.created_at + 30 * DAY_S
-    file = upload(client, expires_after={"anchor": "created_at", "seconds": 3600})
-    assert file.expires_at == file.created_at + 3600
-    file = upload(client, purpose="user_data")
-    assert file.expires_at == file.created_at + 30 * DAY_S
+@pytest.mark.parametrize(
+    ("purpose", "expires_after_days", "retention_days", "kept_days"),
+    [
+        ("batch", None, None, 30),
+        ("user_data", None, None, 30),
+        ("batch", None, 7, 7),
+        ("batch", None, 60, 30),
+        ("user_data", None, 7, 7),
+        ("user_data", None, 60, 60),
+        ("user_data", 2, 60, 2),
+        ("batch", 20, 7, 20),
+    ],
+)
+def test_file_is_kept_for_its_own_expiry_or_the_retention(
+    client: openai.OpenAI,
+    api_pool: Pool,
+    project: Project,
+    *,
+    purpose: str,
+    expires_after_days: int | None,
+    retention_days: int | None,
+    kept_days: int,
+) -> None:
+    set_project(api_pool, project, {"retention_s": retention_days and retention_days * DAY_S})
+    options: dict[str, Any] = {}
+    if expires_after_days:
+        options["expires_after"] = {"anchor": "created_at", "seconds": expires_after_days * DAY_S}
+    file = upload(client, purpose=purpose, **options)
+    assert file.expires_at == file.created_at + kept_days * DAY_S
 
 
-def test_a_project_may_keep_files_for_a_shorter_time(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
-    set_project(api_pool, project, {"retention_s": 7 * DAY_S})
-    for purpose in ("batch", "user_data"):
-        file = upload(client, purpose=purpose)
-        assert file.expires_at == file.created_at + 7 * DAY_S
-    file = upload(client, expires_after={"anchor": "created_at", "seconds": 20 * DAY_S})
-    assert file.expires_at == file.created_at + 20 * DAY_S
-
-
-def test_an_expired_file_is_gone(client: openai.OpenAI, api_pool: Pool) -> None:
+def test_expired_file_is_not_found(client: openai.OpenAI, api_pool: Pool) -> None:
     file = upload(client)
     with api_pool.connection() as connection:
         connection.execute("UPDATE files SET expires_at = now()")
@@ -87,23 +100,23 @@ def test_an_expired_file_is_gone(client: openai.OpenAI, api_pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-def test_paging_gives_every_file_once(client: openai.OpenAI, api_pool: Pool, order: Any) -> None:
+def test_pages_hold_every_file_once(client: openai.OpenAI, api_pool: Pool, order: Any) -> None:
     ids = [upload(client).id for _ in range(5)]
     with api_pool.connection() as connection:
         connection.execute("UPDATE files SET created_at = '2026-01-01'")
     paged = [file.id for file in client.files.list(limit=2, order=order)]
     assert paged == (ids if order == "asc" else ids[::-1])
     page = client.files.list(limit=5)
-    assert (page.has_more, page.model_extra) == (False, page.model_extra)
+    assert page.has_more is False
     assert {"first_id": ids[4], "last_id": ids[0]}.items() <= page.model_dump().items()
 
 
-def test_files_can_be_deleted_while_they_are_paged(client: openai.OpenAI) -> None:
+def test_files_can_be_deleted_while_paging(client: openai.OpenAI) -> None:
     ids = {upload(client).id for _ in range(5)}
     assert {client.files.delete(file.id).id for file in client.files.list(limit=2)} == ids
 
 
-def test_a_listing_can_be_of_one_purpose(client: openai.OpenAI) -> None:
+def test_listing_can_be_filtered_by_purpose(client: openai.OpenAI) -> None:
     upload(client)
     other = upload(client, purpose="user_data")
     assert [file.id for file in client.files.list(purpose="user_data")] == [other.id]
@@ -120,7 +133,7 @@ def test_a_listing_can_be_of_one_purpose(client: openai.OpenAI) -> None:
         ("after=a%00b", "invalid_value", "after"),
     ],
 )
-def test_a_wrong_listing_is_refused(http: httpx.Client, query: str, code: str, param: str) -> None:
+def test_invalid_listing_is_refused(http: httpx.Client, query: str, code: str, param: str) -> None:
     answer = http.get(f"/v1/files?{query}")
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -129,9 +142,14 @@ def test_a_wrong_listing_is_refused(http: httpx.Client, query: str, code: str, p
 
 @pytest.mark.parametrize(
     ("content", "hint"),
-    [(gzip.compress(LINE), "gzip"), (b' \n[{"a":1}]', "array"), (b"custom_id,x\n", "'{'"), (b"\xff\xfe{", "UTF-16")],
+    [
+        (gzip.compress(LINE, mtime=0), "gzip"),
+        (b' \n[{"a":1}]', "array"),
+        (b"custom_id,x\n", "'{'"),
+        (b"\xff\xfe{", "UTF-16"),
+    ],
 )
-def test_a_batch_file_that_is_plainly_no_jsonl_is_refused(client: openai.OpenAI, content: bytes, hint: str) -> None:
+def test_batch_file_in_another_format_is_refused(client: openai.OpenAI, content: bytes, hint: str) -> None:
     with pytest.raises(openai.BadRequestError, match=r"Invalid file format for Batch API. Must be .jsonl") as caught:
         upload(client, content)
     assert hint in str(caught.value)
@@ -157,13 +175,13 @@ def test_a_batch_file_that_is_plainly_no_jsonl_is_refused(client: openai.OpenAI,
         ({"purpose": "batch", "colour": "red"}, "unknown_parameter", "colour"),
     ],
 )
-def test_wrong_form_fields_are_refused(http: httpx.Client, data: dict[str, str], code: str, param: str) -> None:
+def test_invalid_form_fields_are_refused(http: httpx.Client, data: dict[str, str], code: str, param: str) -> None:
     answer = http.post("/v1/files", data=data, files={"file": ("a.jsonl", LINE)})
     assert answer.status_code == 400
     assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (code, param)
 
 
-def test_a_form_without_a_file_and_a_body_that_is_no_form_are_refused(http: httpx.Client) -> None:
+def test_missing_file_and_missing_form_are_refused(http: httpx.Client) -> None:
     answer = http.post("/v1/files", data={"purpose": "batch"}, files={"other": (None, "x")})
     assert answer.json()["error"]["param"] == "file"
     for headers in ({"content-type": "application/json"}, {"content-type": "multipart/form-data"}):
@@ -172,14 +190,14 @@ def test_a_form_without_a_file_and_a_body_that_is_no_form_are_refused(http: http
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_batch_file_over_200_mb_is_refused(client: openai.OpenAI, store: MemoryObjectStore) -> None:
+def test_batch_file_over_200_mb_is_refused(client: openai.OpenAI, store: MemoryObjectStore) -> None:
     with pytest.raises(openai.APIStatusError, match="at most 200 MB") as caught:
         upload(client, b"{" + b" " * (200 << 20))
     assert caught.value.status_code == 413
     assert list(store.keys("")) == []
 
 
-def test_another_project_does_not_see_a_file(client: openai.OpenAI, stranger: openai.OpenAI) -> None:
+def test_file_is_invisible_to_other_projects(client: openai.OpenAI, stranger: openai.OpenAI) -> None:
     file = upload(client)
     for act in (stranger.files.retrieve, stranger.files.content, stranger.files.delete):
         with pytest.raises(openai.NotFoundError):
@@ -188,7 +206,7 @@ def test_another_project_does_not_see_a_file(client: openai.OpenAI, stranger: op
     assert client.files.content(file.id).read() == LINE
 
 
-def test_a_file_whose_content_cannot_be_deleted_now_is_hidden_and_left_to_the_reconciler(
+def test_file_whose_content_cannot_be_deleted_is_hidden(
     client: openai.OpenAI, store: MemoryObjectStore, api_pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = upload(client)
@@ -215,7 +233,7 @@ def in_use(client: openai.OpenAI, file: FileObject) -> Batch:
 
 
 @pytest.mark.parametrize("status", ["validating", "in_progress", "finalizing", "cancelling"])
-def test_a_deleted_file_of_an_open_batch_is_hidden_but_kept(
+def test_deleted_file_of_an_open_batch_is_hidden_but_kept(
     client: openai.OpenAI, api_pool: Pool, store: MemoryObjectStore, status: str
 ) -> None:
     file = upload(client)
@@ -237,7 +255,7 @@ def test_a_deleted_file_of_an_open_batch_is_hidden_but_kept(
     assert logged is None
 
 
-def test_a_new_batch_cannot_use_a_file_that_is_only_kept_for_another(client: openai.OpenAI, api_pool: Pool) -> None:
+def test_new_batch_cannot_use_a_hidden_file(client: openai.OpenAI, api_pool: Pool) -> None:
     file = upload(client)
     batches = [in_use(client, file)]
     client.files.delete(file.id)
@@ -252,7 +270,7 @@ def test_a_new_batch_cannot_use_a_file_that_is_only_kept_for_another(client: ope
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "expired", "cancelled"])
-def test_a_file_of_a_batch_that_has_ended_is_deleted_at_once(
+def test_file_of_an_ended_batch_is_deleted_at_once(
     client: openai.OpenAI, api_pool: Pool, store: MemoryObjectStore, status: str
 ) -> None:
     file = upload(client)
@@ -263,7 +281,7 @@ def test_a_file_of_a_batch_that_has_ended_is_deleted_at_once(
     assert list(store.keys("")) == []
 
 
-def test_a_file_is_deleted_or_used_and_never_both(
+def test_file_is_deleted_or_used_but_never_both(
     client: openai.OpenAI, api_pool: Pool, store: MemoryObjectStore
 ) -> None:
     for _ in range(10):
@@ -278,7 +296,7 @@ def test_a_file_is_deleted_or_used_and_never_both(
         assert list(store.keys(f"files/{file.id}")) == [f"files/{file.id}"] * row["enqueued_requests"]
 
 
-def test_a_deletion_leaves_a_record_of_what_is_gone(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
+def test_deletion_is_recorded_in_the_audit_log(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
     file = upload(client)
     client.files.delete(file.id)
     with api_pool.connection() as connection:
@@ -291,7 +309,7 @@ def test_a_deletion_leaves_a_record_of_what_is_gone(client: openai.OpenAI, api_p
     assert row["data"] == {"purpose": "batch", "created_at": file.created_at, "reason": "api"}
 
 
-def test_content_that_is_deleted_while_it_is_asked_for_is_not_found(
+def test_content_deleted_during_the_request_is_not_found(
     client: openai.OpenAI, store: MemoryObjectStore, api_pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = upload(client)
@@ -310,21 +328,31 @@ def test_content_that_is_deleted_while_it_is_asked_for_is_not_found(
 @pytest.mark.parametrize(
     ("content", "lines"), [(b"", 0), (b"{}", 1), (b"{}\n", 1), (b"{}\r\n{}", 2), (LINE * (1 << 17), 1 << 17)]
 )
-def test_lines_are_counted_as_they_come_in(client: openai.OpenAI, api_pool: Pool, content: bytes, lines: int) -> None:
+def test_lines_are_counted_during_the_upload(client: openai.OpenAI, api_pool: Pool, content: bytes, lines: int) -> None:
     file = upload(client, content)
     with api_pool.connection() as connection:
         row = connection.execute("SELECT line_count FROM files WHERE id = %s", [file.id]).fetchone()
     assert row == {"line_count": lines}
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "C:\\temp\\passwd", "/passwd"])
-def test_a_path_is_no_part_of_a_filename(http: httpx.Client, name: str) -> None:
-    answer = http.post("/v1/files", data={"purpose": "batch"}, files={"file": (name, LINE)})
-    assert answer.json()["filename"] == "passwd"
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("a.jsonl", "a.jsonl"),
+        ("../../etc/passwd", "passwd"),
+        ("/passwd", "passwd"),
+        ("C:\\x\\ü y.jsonl", "ü y.jsonl"),
+        ("a\0b", "ab"),
+        ("a/", "upload"),
+    ],
+)
+def test_last_component_of_a_filename_is_kept(http: httpx.Client, sent: str, kept: str) -> None:
+    answer = send_form(http, PURPOSE, (f'"file"; filename="{sent}"', LINE))
+    assert answer.json()["filename"] == kept
 
 
 def send_form(http: httpx.Client, *parts: tuple[str, bytes], end: bytes = b"--b--\r\n") -> httpx.Response:
-    """A multipart form, byte by byte: each part is what follows ``name=`` in its header, and its content."""
+    """Post a multipart form byte by byte. Each part is the text after ``name=`` in its header, and its content."""
     body = b"".join(
         b"--b\r\nContent-Disposition: form-data; name=" + header.encode() + b"\r\n\r\n" + content + b"\r\n"
         for header, content in parts
@@ -338,7 +366,7 @@ FILE = ('"file"; filename="a.jsonl"', LINE)
 
 @pytest.mark.parametrize("parts", [(PURPOSE, FILE), (FILE, PURPOSE)])
 @pytest.mark.parametrize("end", [b"--b--\r\n", b"--b--"])
-def test_the_order_of_a_form_does_not_matter(http: httpx.Client, parts: Any, end: bytes) -> None:
+def test_order_of_form_fields_does_not_matter(http: httpx.Client, parts: Any, end: bytes) -> None:
     assert send_form(http, *parts, end=end).json()["bytes"] == len(LINE)
 
 
@@ -352,37 +380,37 @@ def test_the_order_of_a_form_does_not_matter(http: httpx.Client, parts: Any, end
         ((), "Missing required parameter: 'file'"),
     ],
 )
-def test_an_odd_form_is_refused(http: httpx.Client, store: MemoryObjectStore, parts: Any, hint: str) -> None:
+def test_odd_form_is_refused(http: httpx.Client, store: MemoryObjectStore, parts: Any, hint: str) -> None:
     answer = send_form(http, *parts)
     assert answer.status_code == 400
     assert hint in answer.json()["error"]["message"]
     assert list(store.keys("")) == []
 
 
-def test_a_form_that_lacks_its_end_is_refused(http: httpx.Client, store: MemoryObjectStore) -> None:
+def test_form_without_its_end_is_refused(http: httpx.Client, store: MemoryObjectStore) -> None:
     for end in (b"", b"--"):
         answer = send_form(http, PURPOSE, FILE, end=end)
         assert answer.status_code == 400
-        assert "breaks off" in answer.json()["error"]["message"]
+        assert "ends before its closing boundary" in answer.json()["error"]["message"]
     assert list(store.keys("")) == []
 
 
-def test_a_file_without_a_name_or_content_is_taken(http: httpx.Client) -> None:
-    told = send_form(http, PURPOSE, ('"file"; filename=""', b"")).json()
-    assert (told["filename"], told["bytes"]) == ("upload", 0)
+def test_file_without_name_or_content_is_accepted(http: httpx.Client) -> None:
+    created = send_form(http, PURPOSE, ('"file"; filename=""', b"")).json()
+    assert (created["filename"], created["bytes"]) == ("upload", 0)
 
 
-def test_a_wrong_key_is_told_before_a_large_upload_is_read(base_url: str) -> None:
+def test_wrong_key_is_refused_before_a_large_upload_is_read(base_url: str) -> None:
     client = openai.OpenAI(base_url=f"{base_url}/v1", api_key="sk-wrong", max_retries=0)
     with client, pytest.raises(openai.AuthenticationError):
         upload(client, LINE * (1 << 20))
 
 
 def temporary_files() -> list[str]:
-    """Those that this process, and so the served API, has open without a name."""
+    """Unnamed temporary files that this process, which also serves the API, has open."""
     names = []
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             names.append(str(entry.readlink()))
     return [name for name in names if name.startswith(tempfile.gettempdir()) and name.endswith("(deleted)")]
 
@@ -395,7 +423,7 @@ def wait_for(is_so: Callable[[], bool]) -> None:
     pytest.fail("it did not come within 5 s")
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(
+def test_interrupted_upload_leaves_nothing(
     base_url: str, api_key: str, client: openai.OpenAI, store: MemoryObjectStore
 ) -> None:
     address = httpx.URL(base_url)

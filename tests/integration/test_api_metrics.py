@@ -1,4 +1,4 @@
-"""Measures and the request log."""
+"""Metrics and the request log."""
 
 import json
 import time
@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from service.api import metrics
-from service.api.metrics import StackCollector
+from service.api.routes import metrics
+from service.api.routes.metrics import StackCollector
 from service.db import Pool, open_pool
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -42,7 +42,7 @@ def value(found: Samples, name: str, **labels: str) -> float:
     return found[name, frozenset(labels.items())]
 
 
-def test_requests_are_counted_by_the_template_of_their_route(http: httpx.Client, base_url: str) -> None:
+def test_requests_are_counted_by_route_template(http: httpx.Client, base_url: str) -> None:
     labels = {"method": "GET", "route": "/v1/batches/{batch_id}", "status": "404"}
     before = requests(samples(base_url), **labels)
     http.get("/v1/batches/batch_1")
@@ -53,18 +53,18 @@ def test_requests_are_counted_by_the_template_of_their_route(http: httpx.Client,
     assert after[count] == before + 2
 
 
-def test_what_clients_make_up_makes_no_label(http: httpx.Client, base_url: str) -> None:
+def test_client_input_creates_no_label(http: httpx.Client, base_url: str) -> None:
     for path in ("/v1/sk-secret", "/wp-admin", "/v1/batches/x/sk-secret"):
         http.request("MKCOL", path)
     http.request("MKCOL", "/v1/batches")
-    told = httpx.get(f"{base_url}/metrics").text
-    assert 'method="other",route="unknown",status="404"' in told
-    assert 'method="other",route="/v1/batches",status="405"' in told
-    assert "MKCOL" not in told
-    assert "secret" not in told
+    text = httpx.get(f"{base_url}/metrics").text
+    assert 'method="other",route="unknown",status="404"' in text
+    assert 'method="other",route="/v1/batches",status="405"' in text
+    assert "MKCOL" not in text
+    assert "secret" not in text
 
 
-def test_bytes_are_counted_both_ways(http: httpx.Client, base_url: str) -> None:
+def test_bytes_are_counted_in_both_directions(http: httpx.Client, base_url: str) -> None:
     route = frozenset({("route", "/v1/files")})
     before = samples(base_url).get(("cloister_http_request_bytes_total", route), 0)
     answer = http.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"x" * 5_000)})
@@ -76,7 +76,7 @@ def test_bytes_are_counted_both_ways(http: httpx.Client, base_url: str) -> None:
 
 @pytest.fixture
 def batches(pool: Pool) -> Pool:
-    """A completed batch, and one that runs with 3 + 1 lines and a job that took two GPUs for 10 s so far."""
+    """A completed batch, and a running one with 3 + 1 lines whose job has held two GPUs for 10 s."""
     with pool.connection() as connection:
         connection.execute("INSERT INTO projects (id, name) VALUES ('proj_secret', 'p')")
         connection.execute("INSERT INTO usage_totals VALUES ('proj_secret', 'm', 1, 10, 2, 100, 40, 50, 5, 60.0, 2)")
@@ -92,7 +92,7 @@ def batches(pool: Pool) -> Pool:
     return pool
 
 
-def test_the_stack_is_told_from_totals_and_open_batches(batches: Pool) -> None:
+def test_stack_metrics_add_totals_and_open_batches(batches: Pool) -> None:
     found = collected(StackCollector(batches))
     assert value(found, "cloister_database_up") == 1
     assert value(found, "cloister_batches", status="in_progress") == 1
@@ -108,7 +108,7 @@ def test_the_stack_is_told_from_totals_and_open_batches(batches: Pool) -> None:
     assert not any("secret" in repr(key) for key in found)
 
 
-def test_a_counter_does_not_fall_when_a_batch_ends(batches: Pool) -> None:
+def test_counter_does_not_fall_when_a_batch_ends(batches: Pool) -> None:
     before = collected(StackCollector(batches))
     with batches.connection() as connection:
         connection.execute("UPDATE batches SET status = 'completed', job_running_since = NULL WHERE id = 'b'")
@@ -119,7 +119,7 @@ def test_a_counter_does_not_fall_when_a_batch_ends(batches: Pool) -> None:
     assert value(after, "cloister_queue_age_seconds") == 0
 
 
-def test_a_job_that_starts_over_does_not_make_a_counter_fall(batches: Pool) -> None:
+def test_counter_does_not_fall_when_a_job_starts_over(batches: Pool) -> None:
     collector = StackCollector(batches, cached_for_s=0)
     before = collected(collector)
     with batches.connection() as connection:
@@ -129,7 +129,7 @@ def test_a_job_that_starts_over_does_not_make_a_counter_fall(batches: Pool) -> N
     )
 
 
-def test_scrapes_at_once_ask_the_database_once(batches: Pool) -> None:
+def test_concurrent_scrapes_query_the_database_once(batches: Pool) -> None:
     collector = StackCollector(batches)
     collected(collector)
     with batches.connection() as connection:
@@ -138,20 +138,20 @@ def test_scrapes_at_once_ask_the_database_once(batches: Pool) -> None:
     assert metrics.CACHED_FOR_S >= 5
 
 
-def test_without_the_database_the_process_is_still_measured() -> None:
+def test_process_metrics_work_without_the_database() -> None:
     with open_pool("postgresql://nobody@127.0.0.1:9/none?connect_timeout=1") as pool:
         started = time.monotonic()
         assert collected(StackCollector(pool)) == {("cloister_database_up", frozenset()): 0}
         assert time.monotonic() - started < 4
 
 
-def test_a_request_is_logged_with_who_and_what_but_no_content(client: openai.OpenAI, base_url: str) -> None:
+def test_request_is_logged_without_content(client: openai.OpenAI, base_url: str) -> None:
     with capture_logs() as logs:
         file = client.files.create(file=("a.jsonl", b'{"prompt":"confidential"}'), purpose="batch")
         client.files.content(file.id)
         httpx.get(f"{base_url}/sk-secret?key=sk-secret")
         httpx.get(f"{base_url}/metrics")
-        time.sleep(0.1)  # the line is written after the answer was sent
+        time.sleep(0.1)  # the log line is written after the answer
     lines = [line for line in logs if line["event"] == "request"]
     upload, download, unknown, scrape = lines
     assert (upload["route"], upload["method"], upload["status"]) == ("/v1/files", "POST", 200)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,16 +13,12 @@ import pytest
 
 from service.api_keys import create_api_key
 from service.db import Pool
+from service.local.ray_head import free_ports
 from service.projects import ensure_default_project
 
+pytestmark = pytest.mark.slow
+
 MODELS = "models:\n  - id: demo\n    source: /models/demo\n"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until_ready(base_url: str) -> None:
@@ -37,7 +32,7 @@ def wait_until_ready(base_url: str) -> None:
     pytest.fail("the API was not ready within 30 s")
 
 
-def test_wrong_settings_are_told_and_end_the_process() -> None:
+def test_invalid_settings_end_the_process() -> None:
     environment = {**os.environ, "CLOISTER_PORT": "x"}
     ended = subprocess.run(
         [sys.executable, "-m", "service.api"], env=environment, capture_output=True, text=True, check=False
@@ -47,11 +42,9 @@ def test_wrong_settings_are_told_and_end_the_process() -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_it_serves_over_a_directory_logs_json_without_content_and_ends_when_told(
-    database_url: str, pool: Pool, tmp_path: Path
-) -> None:
+def test_process_serves_logs_without_content_and_stops(database_url: str, pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text(MODELS)
-    port = free_port()
+    (port,) = free_ports(1)
     environment = {
         **os.environ,
         "CLOISTER_DATABASE_URL": database_url,

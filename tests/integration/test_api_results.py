@@ -1,4 +1,4 @@
-"""What a batch has so far, while it runs and after."""
+"""Results of a batch, while it runs and afterwards."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import pytest
 
 from ray_job.contract.lines import error_body, response_line
 from ray_job.contract.object_keys import file_key, part_key, parts_prefix
-from ray_job.contract.parts import PartRow, encode_part, part_id
+from ray_job.contract.parts import PartRow, encode_part
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.db import Pool
 from service.errors import ObjectNotFoundError, ObjectStoreError
@@ -25,7 +25,7 @@ def row(batch_id: str, line: int, *, fails: bool = False) -> PartRow:
 
 
 def put_part(store: MemoryObjectStore, batch_id: str, rows: list[PartRow]) -> None:
-    store.put(part_key(batch_id, part_id([row.line for row in rows])), [encode_part(batch_id, rows)])
+    store.put(part_key(batch_id, [row.line for row in rows]), [encode_part(batch_id, rows)])
 
 
 def ids(answer: httpx.Response) -> list[str]:
@@ -34,7 +34,7 @@ def ids(answer: httpx.Response) -> list[str]:
 
 @pytest.fixture
 def batch_id(client: openai.OpenAI, api_pool: Pool, store: MemoryObjectStore) -> str:
-    """A batch that runs, with five lines in two parts, one of them refused."""
+    """A running batch with five lines in two parts; one of them failed."""
     batch = client.batches.create(**REQUEST)
     with api_pool.connection() as connection:
         connection.execute("UPDATE batches SET status = 'in_progress', total = 9 WHERE id = %s", [batch.id])
@@ -45,7 +45,7 @@ def batch_id(client: openai.OpenAI, api_pool: Pool, store: MemoryObjectStore) ->
 
 @pytest.fixture
 def end_batch(api_pool: Pool, store: MemoryObjectStore, batch_id: str) -> Callable[[], None]:
-    """Ends the batch as the reconciler does: the output file, the state, and then no parts any more."""
+    """End the batch as the reconciler does: write the output file, set the state, delete the parts."""
 
     def end() -> None:
         content = b"".join(row(batch_id, line).data + b"\n" for line in (1, 2, 3))
@@ -71,7 +71,7 @@ def end_batch(api_pool: Pool, store: MemoryObjectStore, batch_id: str) -> Callab
 def ended_during(
     store: MemoryObjectStore, batch_id: str, end_batch: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], str]:
-    """Lets the batch end after the next listing of its parts was taken, or as the next of them is opened."""
+    """End the batch after the next listing of its parts, or when the next part is opened."""
 
     def arm(at: str) -> str:
         original = getattr(store, at)
@@ -88,7 +88,7 @@ def ended_during(
     return arm
 
 
-def test_the_lines_so_far_come_in_input_order(http: httpx.Client, batch_id: str) -> None:
+def test_lines_so_far_come_in_input_order(http: httpx.Client, batch_id: str) -> None:
     answer = http.get(f"/v1/batches/{batch_id}/results")
     assert ids(answer) == ["id-1", "id-2", "id-4", "id-9"]
     assert answer.headers["content-type"] == "application/jsonl"
@@ -96,18 +96,18 @@ def test_the_lines_so_far_come_in_input_order(http: httpx.Client, batch_id: str)
     assert int(answer.headers["content-length"]) == len(answer.content)
 
 
-def test_refused_lines_are_the_other_kind(http: httpx.Client, batch_id: str) -> None:
+def test_failed_lines_are_the_other_kind(http: httpx.Client, batch_id: str) -> None:
     answer = http.get(f"/v1/batches/{batch_id}/results?kind=error")
     assert ids(answer) == ["id-5"]
     assert answer.headers["x-cloister-lines"] == "1"
 
 
-def test_a_batch_without_a_result_has_no_lines(http: httpx.Client, client: openai.OpenAI) -> None:
+def test_batch_without_results_has_no_lines(http: httpx.Client, client: openai.OpenAI) -> None:
     answer = http.get(f"/v1/batches/{client.batches.create(**REQUEST).id}/results")
     assert (answer.status_code, answer.content, answer.headers["x-cloister-lines"]) == (200, b"", "0")
 
 
-def test_after_the_end_the_file_is_told(
+def test_ended_batch_returns_its_file(
     http: httpx.Client, client: openai.OpenAI, batch_id: str, end_batch: Callable[[], None]
 ) -> None:
     end_batch()
@@ -119,7 +119,7 @@ def test_after_the_end_the_file_is_told(
 
 
 @pytest.mark.parametrize("at", ["keys", "read"])
-def test_a_batch_that_ends_while_its_parts_are_read_is_told_whole(
+def test_batch_that_ends_during_the_request_is_returned_whole(
     http: httpx.Client,
     store: MemoryObjectStore,
     ended_during: Callable[[str], str],
@@ -132,7 +132,7 @@ def test_a_batch_that_ends_while_its_parts_are_read_is_told_whole(
     assert not list(store.keys(parts_prefix(batch_id)))
 
 
-def test_a_part_that_is_gone_from_a_batch_that_runs_is_an_error(
+def test_missing_part_of_a_running_batch_is_an_error(
     http: httpx.Client, store: MemoryObjectStore, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(key: str, **_: int) -> Iterator[bytes]:
@@ -142,9 +142,7 @@ def test_a_part_that_is_gone_from_a_batch_that_runs_is_an_error(
     assert http.get(f"/v1/batches/{batch_id}/results").status_code == 503
 
 
-def test_a_damaged_part_is_an_error_and_no_shorter_answer(
-    http: httpx.Client, store: MemoryObjectStore, batch_id: str
-) -> None:
+def test_damaged_part_is_an_error(http: httpx.Client, store: MemoryObjectStore, batch_id: str) -> None:
     key = next(iter(store.keys(parts_prefix(batch_id))))
     store.put(key, [b"".join(store.read(key)).replace(b"id-1", b"id-7")])
     answer = http.get(f"/v1/batches/{batch_id}/results")
@@ -152,7 +150,7 @@ def test_a_damaged_part_is_an_error_and_no_shorter_answer(
     assert "damaged" in answer.json()["error"]["message"]
 
 
-def test_a_file_that_was_deleted_is_not_found(
+def test_deleted_file_is_not_found(
     http: httpx.Client, client: openai.OpenAI, batch_id: str, end_batch: Callable[[], None]
 ) -> None:
     end_batch()
@@ -162,7 +160,7 @@ def test_a_file_that_was_deleted_is_not_found(
     assert "was deleted or has expired" in answer.json()["error"]["message"]
 
 
-def test_results_are_for_their_project_and_of_two_kinds(
+def test_results_are_invisible_to_other_projects_and_have_two_kinds(
     http: httpx.Client, stranger: openai.OpenAI, batch_id: str
 ) -> None:
     refused = http.get(f"/v1/batches/{batch_id}/results?kind=all")
@@ -173,7 +171,7 @@ def test_results_are_for_their_project_and_of_two_kinds(
 
 @pytest.fixture
 def breaking(store: MemoryObjectStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets the next reads break after ten bytes each, so many times in a row."""
+    """Break the next reads after ten bytes each, this many times in a row."""
 
     def arm(times: int) -> None:
         original, left = store.read, times
@@ -197,7 +195,7 @@ def cut(chunks: Iterator[bytes], *, to_bytes: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("path", ["/v1/files/file-of-{id}/content", "/v1/batches/{id}/results"])
-def test_a_download_over_a_store_that_fails_is_whole(
+def test_download_survives_store_failures(
     http: httpx.Client, batch_id: str, end_batch: Callable[[], None], breaking: Callable[[int], None], path: str
 ) -> None:
     end_batch()
@@ -208,7 +206,7 @@ def test_a_download_over_a_store_that_fails_is_whole(
 
 
 @pytest.mark.parametrize("path", ["/v1/files/file-of-{id}/content", "/v1/batches/{id}/results"])
-def test_a_download_that_cannot_go_on_is_cut_so_that_the_client_notices(
+def test_failed_download_is_cut_short_of_its_length(
     http: httpx.Client, batch_id: str, end_batch: Callable[[], None], breaking: Callable[[int], None], path: str
 ) -> None:
     end_batch()

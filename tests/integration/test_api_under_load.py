@@ -1,4 +1,4 @@
-"""The API as processes over a Postgres of their own: many requests at once, and parts that fail under them."""
+"""API processes on their own Postgres: many concurrent requests, and backends that fail."""
 
 import asyncio
 import contextlib
@@ -22,15 +22,18 @@ import uvicorn
 
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.api.app import create_app
-from service.api.parts import Parts
 from service.api_keys import create_api_key
+from service.backends import Backends
 from service.db import Pool, open_pool
 from service.errors import ObjectStoreError
 from service.local import postgres
-from service.local.environment import child_environment
 from service.local.layout import Layout, layout_of, make_directories
+from service.local.processes import child_environment
+from service.local.ray_head import free_ports
 from service.ports import StoredObject
 from service.projects import create_project
+
+pytestmark = pytest.mark.slow
 
 MODELS = "models:\n  - id: demo\n    source: /models/demo\n"
 REQUEST = {"input_file_id": "file-none", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
@@ -38,7 +41,7 @@ AT_ONCE = 200
 
 
 class Postgres:
-    """The embedded Postgres of a data directory, which crashes and starts when it is told to."""
+    """The embedded Postgres of a data directory, with commands to crash and start it."""
 
     def __init__(self, layout: Layout) -> None:
         self._environment = child_environment(layout, "postgres", os.environ, offline=True, gpu=False)
@@ -55,7 +58,7 @@ class Postgres:
             time.sleep(0.05)
 
     def crash(self) -> None:
-        """Ends it as a crash does: no backend finishes anything, and the next start recovers from the log."""
+        """Crash it: no backend finishes, and the next start recovers from the write-ahead log."""
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(60)
@@ -82,10 +85,8 @@ def database(layout: Layout) -> Iterator[Postgres]:
 
 @contextlib.contextmanager
 def api_process(layout: Layout) -> Iterator[str]:
-    """Runs ``python -m service.api``; gives its base URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    """Run ``python -m service.api`` and return its base URL."""
+    (port,) = free_ports(1)
     settings = {
         "CLOISTER_DATABASE_URL": layout.database_url("cloister"),
         "CLOISTER_OBJECT_STORE": f"file://{layout.objects}",
@@ -122,7 +123,7 @@ def replicas(layout: Layout, database: Postgres) -> Iterator[list[str]]:
 
 @pytest.fixture
 def headers(layout: Layout, database: Postgres, request: pytest.FixtureRequest) -> dict[str, str]:
-    """The authorization of a project of the test's own."""
+    """Authorization header of a project that only this test uses."""
     del database
     with open_pool(layout.database_url("cloister"), max_size=1) as pool:
         project = create_project(pool, request.node.name)
@@ -137,9 +138,7 @@ def stored_files(layout: Layout) -> set[Path]:
     return {path for path in layout.objects.rglob("*") if path.is_file()}
 
 
-def test_an_upload_that_is_cut_at_half_leaves_nothing(
-    layout: Layout, replicas: list[str], headers: dict[str, str]
-) -> None:
+def test_upload_cut_in_half_leaves_nothing(layout: Layout, replicas: list[str], headers: dict[str, str]) -> None:
     before = stored_files(layout)
     address = httpx.URL(replicas[0])
     head = (
@@ -150,7 +149,7 @@ def test_an_upload_that_is_cut_at_half_leaves_nothing(
     )
     with socket.create_connection((address.host, address.port or 80)) as connection:
         connection.sendall(head.encode() + b'{"custom_id":"a"}\n' * 200_000)
-    time.sleep(0.5)  # nothing tells the client when the server has noticed
+    time.sleep(0.5)  # the client cannot see when the server notices
     assert httpx.get(f"{replicas[0]}/v1/files", headers=headers).json()["data"] == []
     assert stored_files(layout) == before
 
@@ -164,7 +163,7 @@ async def _upload_and_list(base_url: str, headers: dict[str, str]) -> tuple[list
     return answers[:AT_ONCE], answers[AT_ONCE:]
 
 
-def test_200_uploads_and_200_listings_at_once_are_all_answered(replicas: list[str], headers: dict[str, str]) -> None:
+def test_200_concurrent_uploads_and_listings_are_all_answered(replicas: list[str], headers: dict[str, str]) -> None:
     uploads, listings = asyncio.run(_upload_and_list(replicas[0], headers))
     assert Counter(answer.status_code for answer in uploads + listings) == {200: 2 * AT_ONCE}
     ids = [answer.json()["id"] for answer in uploads]
@@ -174,9 +173,7 @@ def test_200_uploads_and_200_listings_at_once_are_all_answered(replicas: list[st
             assert http.get(f"/v1/files/{ids[number]}/content").content == b'{"custom_id":"%d"}\n' % number
 
 
-def test_a_creation_repeated_on_two_replicas_at_once_makes_one_batch(
-    replicas: list[str], headers: dict[str, str]
-) -> None:
+def test_creation_repeated_on_two_replicas_creates_one_batch(replicas: list[str], headers: dict[str, str]) -> None:
     repeated = {**headers, "x-stainless-retry-count": "1"}
 
     def create(base_url: str, number: int) -> str:
@@ -196,7 +193,7 @@ def tagged(number: int | str) -> dict[str, Any]:
 
 
 class Load:
-    """Clients that create, look and list without a pause, and what they were answered."""
+    """Clients that create, retrieve and list without a pause, with the answers they received."""
 
     def __init__(self, base_url: str, headers: dict[str, str]) -> None:
         self._http = httpx.Client(base_url=base_url, headers=headers, timeout=60)
@@ -213,7 +210,7 @@ class Load:
         return answer
 
     def create(self, tag: str) -> None:
-        """Creates a batch as the official client does: what was not acknowledged is sent again, as a repetition."""
+        """Create a batch as the official client does: repeat what was not acknowledged, marked as a retry."""
         for attempt in range(1_000):
             repetition = {"x-stainless-retry-count": str(attempt)}
             answer = self.send("POST", "/v1/batches", json=tagged(tag), headers=repetition)
@@ -256,7 +253,7 @@ def all_batches(base_url: str, headers: dict[str, str]) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_postgres_that_crashes_under_load_costs_503s_and_no_batch(
+def test_postgres_crash_under_load_causes_503s_but_loses_no_batch(
     replicas: list[str], headers: dict[str, str], database: Postgres
 ) -> None:
     load = Load(replicas[0], headers)
@@ -270,12 +267,12 @@ def test_a_postgres_that_crashes_under_load_costs_503s_and_no_batch(
     assert load.statuses.keys() <= {200, 503}
     assert load.unenveloped == []
     assert load.statuses[200] > 20
-    # Each request made one batch, the acknowledged and the repeated ones, and each is the one that was told.
+    # Each request, acknowledged or repeated, created exactly one batch: the one in its answer.
     found = [(batch["metadata"]["number"], batch["id"]) for batch in all_batches(replicas[1], headers)]
     assert sorted(found) == sorted(load.created.items())
 
 
-def test_a_pool_whose_every_connection_was_lost_serves_again_at_once(layout: Layout, database: Postgres) -> None:
+def test_pool_recovers_at_once_from_the_loss_of_every_connection(layout: Layout, database: Postgres) -> None:
     with open_pool(layout.database_url("cloister"), max_size=8) as pool:
         with contextlib.ExitStack() as all_of_them:
             for _ in range(8):
@@ -289,7 +286,7 @@ def test_a_pool_whose_every_connection_was_lost_serves_again_at_once(layout: Lay
 
 
 class EveryThirdCallFails:
-    """A real store that breaks at every third call: before it does anything, after it did, or in the middle."""
+    """A real store that fails every third call: before, after or in the middle of the operation."""
 
     def __init__(self, store: DirectoryObjectStore) -> None:
         self._store = store
@@ -337,8 +334,8 @@ class EveryThirdCallFails:
 
 @contextlib.contextmanager
 def served(pool: Pool, store: Any) -> Iterator[str]:
-    """Serves the application over a store in this process; gives its base URL."""
-    app = create_app(Parts(pool=pool, store=store, models={}))
+    """Serve the application in this process and return its base URL."""
+    app = create_app(Backends(pool=pool, store=store))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -350,7 +347,7 @@ def served(pool: Pool, store: Any) -> Iterator[str]:
     thread.join()
 
 
-def test_a_store_that_fails_at_every_third_call_costs_503s_and_no_file(
+def test_store_failing_every_third_call_causes_503s_but_loses_no_file(
     layout: Layout, headers: dict[str, str], tmp_path: Path
 ) -> None:
     contents = {number: json.dumps({"custom_id": "x" * number * 60_000}).encode() for number in range(40)}

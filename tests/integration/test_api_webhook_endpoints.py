@@ -1,5 +1,6 @@
-"""``/v1/webhook_endpoints`` by the official client, and ``cloister webhooks`` on the same database."""
+"""``/v1/webhook_endpoints`` through the official client, and ``cloister webhooks`` on the same database."""
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from service.api_keys import Scope, create_api_key
-from service.cli import app
+from service.cli.app import app
 from service.db import Pool
 from service.projects import Project, create_project
 
@@ -32,9 +33,8 @@ def sql(pool: Pool, text: str, *values: Any) -> list[dict[str, Any]]:
         return connection.execute(text, values).fetchall()
 
 
-def test_the_official_client_makes_finds_lists_and_deletes_an_endpoint(admin: openai.OpenAI) -> None:
+def test_official_client_creates_retrieves_lists_and_deletes_an_endpoint(admin: openai.OpenAI) -> None:
     made = admin.webhooks.create(url=URL, name="mine", event_types=["batch.completed", "batch.failed"])
-    assert made.signing_secret.startswith("whsec_")
     found = admin.webhooks.retrieve(made.id)
     assert (found.url, found.name, found.event_types) == (URL, "mine", ["batch.completed", "batch.failed"])
     assert not hasattr(found, "signing_secret")
@@ -45,7 +45,14 @@ def test_the_official_client_makes_finds_lists_and_deletes_an_endpoint(admin: op
         admin.webhooks.delete(made.id)
 
 
-def test_the_listing_goes_on_after_a_page(admin: openai.OpenAI) -> None:
+def test_secrets_have_256_bits_and_differ(admin: openai.OpenAI) -> None:
+    first, second = (admin.webhooks.create(url=URL, name="", event_types=["batch.failed"]) for _ in range(2))
+    assert first.signing_secret != second.signing_secret
+    assert first.signing_secret.startswith("whsec_")
+    assert len(base64.b64decode(first.signing_secret.removeprefix("whsec_"))) == 32
+
+
+def test_listing_continues_after_a_page(admin: openai.OpenAI) -> None:
     ids = [admin.webhooks.create(url=URL, name="", event_types=["batch.failed"]).id for _ in range(5)]
     assert [each.id for each in admin.webhooks.list(limit=2)] == ids[::-1]
     with pytest.raises(openai.BadRequestError):
@@ -62,13 +69,13 @@ def test_the_listing_goes_on_after_a_page(admin: openai.OpenAI) -> None:
         ({"event_types": ["batch.failed"]}, "url"),
     ],
 )
-def test_a_wrong_request_is_told_with_its_param(admin: openai.OpenAI, body: dict[str, Any], param: str) -> None:
+def test_invalid_request_names_its_param(admin: openai.OpenAI, body: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         admin.post("/webhook_endpoints", body=body, cast_to=object)
     assert raised.value.param == param
 
 
-def test_a_key_without_the_admin_scope_and_one_of_another_project_see_none(
+def test_endpoints_need_the_admin_scope_of_their_project(
     admin: openai.OpenAI, client: openai.OpenAI, api_pool: Pool, project: Project
 ) -> None:
     made = admin.webhooks.create(url=URL, name="", event_types=["batch.failed"])
@@ -85,7 +92,7 @@ def test_a_key_without_the_admin_scope_and_one_of_another_project_see_none(
             call(made.id)
 
 
-def test_creation_and_deletion_are_on_record_without_url_and_secret(
+def test_creation_and_deletion_are_audited_without_url_and_secret(
     admin: openai.OpenAI, api_pool: Pool, project: Project
 ) -> None:
     made = admin.webhooks.create(url=URL, name="", event_types=["batch.failed"])
@@ -96,7 +103,7 @@ def test_creation_and_deletion_are_on_record_without_url_and_secret(
     assert made.signing_secret not in str(rows)
 
 
-def test_the_command_line_makes_lists_and_deletes_endpoints(
+def test_command_line_creates_lists_and_deletes_endpoints(
     api_pool: Pool, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLOISTER_DATABASE_URL", api_pool.conninfo)

@@ -17,7 +17,7 @@ LINE = b'{"custom_id":"a"}\n'
 
 @pytest.fixture
 def admin(base_url: str, admin_key: str) -> Iterator[openai.OpenAI]:
-    """The official client with a key that may read the audit log."""
+    """The official client with a key that can read the audit log."""
     with openai.OpenAI(base_url=f"{base_url}/v1", api_key="unused", admin_api_key=admin_key, max_retries=0) as opened:
         yield opened
 
@@ -27,7 +27,7 @@ def delete_a_file(client: openai.OpenAI) -> str:
     return client.files.delete(file.id).id
 
 
-def test_a_deleted_file_is_told_with_its_digest(
+def test_deleted_file_is_listed_with_its_digest(
     client: openai.OpenAI, admin: openai.OpenAI, api_pool: Pool, project: Project
 ) -> None:
     file_id = delete_a_file(client)
@@ -45,7 +45,7 @@ def test_a_deleted_file_is_told_with_its_digest(
     assert details["data"].keys() == {"purpose", "created_at", "reason"}
 
 
-def test_what_an_operator_does_is_told_in_the_words_of_openai(
+def test_operator_changes_use_openais_event_types(
     admin: openai.OpenAI, admin_key: str, api_pool: Pool, project: Project
 ) -> None:
     create_api_key(api_pool, project_id=project.id, name="new", scopes=["read"])  # type: ignore[list-item]
@@ -67,13 +67,13 @@ def test_what_an_operator_does_is_told_in_the_words_of_openai(
     assert admin_key not in str([log.to_dict() for log in logs])
 
 
-def test_paging_gives_every_event_once_and_the_newest_first(client: openai.OpenAI, admin: openai.OpenAI) -> None:
+def test_pages_hold_every_event_once_newest_first(client: openai.OpenAI, admin: openai.OpenAI) -> None:
     ids = [delete_a_file(client) for _ in range(5)]
     paged = admin.admin.organization.audit_logs.list(limit=2, event_types=["file.deleted"])  # type: ignore[list-item]
     assert [log.to_dict()["file.deleted"]["id"] for log in paged] == ids[::-1]  # type: ignore[index,call-overload]
 
 
-def test_a_page_can_be_asked_for_that_comes_before_another(client: openai.OpenAI, admin: openai.OpenAI) -> None:
+def test_page_before_another_can_be_requested(client: openai.OpenAI, admin: openai.OpenAI) -> None:
     for _ in range(5):
         delete_a_file(client)
     listing = admin.admin.organization.audit_logs.list
@@ -84,7 +84,7 @@ def test_a_page_can_be_asked_for_that_comes_before_another(client: openai.OpenAI
     assert [log.id for log in listing(after=ids[0], before=ids[4], limit=5).data] == ids[1:4]
 
 
-def test_events_can_be_chosen_by_object_actor_project_and_time(
+def test_events_can_be_filtered_by_object_actor_project_and_time(
     client: openai.OpenAI, admin: openai.OpenAI, project: Project
 ) -> None:
     first, second = delete_a_file(client), delete_a_file(client)
@@ -101,7 +101,7 @@ def test_events_can_be_chosen_by_object_actor_project_and_time(
     assert len(listing(effective_at={"lte": log.effective_at}).data) == 5
 
 
-def test_another_project_s_events_are_not_told(stranger: openai.OpenAI, admin: openai.OpenAI) -> None:
+def test_events_of_another_project_are_not_listed(stranger: openai.OpenAI, admin: openai.OpenAI) -> None:
     delete_a_file(stranger)
     types = {log.type for log in admin.admin.organization.audit_logs.list()}
     assert types <= {"project.created", "api_key.created"}
@@ -117,13 +117,13 @@ def test_another_project_s_events_are_not_told(stranger: openai.OpenAI, admin: o
         ("effective_at[gt]=x", "invalid_type"),
     ],
 )
-def test_a_wrong_listing_is_refused(base_url: str, admin_key: str, query: str, code: str) -> None:
+def test_invalid_listing_is_refused(base_url: str, admin_key: str, query: str, code: str) -> None:
     url = f"{base_url}/v1/organization/audit_logs?{query}"
     answer = httpx.get(url, headers={"authorization": f"Bearer {admin_key}"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
 
 
-def test_the_log_outlives_its_project_s_keys_and_cannot_be_changed(api_pool: Pool, project: Project) -> None:
+def test_audit_log_cannot_be_changed(api_pool: Pool, project: Project) -> None:
     archive_project(api_pool, project)
     for statement in ("DELETE FROM audit_log", "UPDATE audit_log SET actor = 'me'", "TRUNCATE audit_log"):
         with (

@@ -1,4 +1,4 @@
-"""The commands that talk to the API, over a socket; a reconciler with jobs in memory does the work."""
+"""Commands that use the API, over a socket. A reconciler runs their batches as jobs in memory."""
 
 import io
 import itertools
@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,13 @@ import pytest
 import structlog
 import uvicorn
 
-from ray_job.contract.job_spec import JobSpec
-from service.api.app import create_app
-from service.api.parts import Parts
-from service.api.server import Server
+from ray_job.contract.job_spec import JobSpec, ModelSpec
+from service.api.app import Server, create_app
 from service.api_keys import create_api_key
-from service.cli import main
+from service.backends import Backends
+from service.cli.app import main
+from service.client.following import EventStream
+from service.model_catalogue import CatalogueModel
 from service.ports import JobStatus
 from service.projects import create_project
 from tests.integration.reconciler_harness import CHAT, RUNNING, SUCCEEDED, Stack, commit, eventually, line, looping
@@ -33,7 +33,7 @@ Command = Callable[..., "Ended"]
 
 
 class Ended:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -45,13 +45,14 @@ class Ended:
 
 @contextmanager
 def serving(stack: Stack, wrap: Callable[[Any], Any] = lambda app: app) -> Iterator[str]:
-    app = create_app(Parts(pool=stack.pool, store=stack.store, models={"demo": datetime(2026, 1, 2, tzinfo=UTC)}))
+    catalogue = {"demo": CatalogueModel(spec=ModelSpec(id="demo", source="x"))}
+    app = create_app(Backends(pool=stack.pool, store=stack.store, catalogue=catalogue))
     config = uvicorn.Config(wrap(app), host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none")
     served = Server(config, app.state.watching)
     thread = threading.Thread(target=served.run, daemon=True)
     thread.start()
     eventually(lambda: served.started)
-    with structlog.testing.capture_logs():  # the service's log would stand between the command's lines
+    with structlog.testing.capture_logs():  # keeps the service's log out of the command's output
         yield f"http://127.0.0.1:{served.servers[0].sockets[0].getsockname()[1]}"
     served.should_exit = True
     thread.join()
@@ -64,7 +65,7 @@ def server(stack: Stack) -> Iterator[str]:
 
 
 def without_events(app: Any) -> Any:
-    """The same server, with the events route of none."""
+    """Wrap a server so that it has no events route."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"].endswith("/events"):
@@ -76,7 +77,7 @@ def without_events(app: Any) -> Any:
 
 @pytest.fixture
 def environment(server: str, stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Of a shell in an empty directory that names the server."""
+    """Set the variables that name the server, in an empty directory."""
     key = create_api_key(stack.pool, project_id=create_project(stack.pool, "cli").id, name="cli")
     names = {"CLOISTER_BASE_URL": server, "CLOISTER_API_KEY": key}
     for name, value in names.items():
@@ -89,7 +90,7 @@ def environment(server: str, stack: Stack, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def cloister(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command in this process."""
+    """Run a command in this process."""
     del environment
 
     def run(*arguments: str) -> Ended:
@@ -108,7 +109,7 @@ def client(environment: dict[str, str]) -> Iterator[openai.OpenAI]:
 
 
 def works(stack: Stack, *, failing: tuple[int, ...] = ()) -> Callable[[JobSpec], JobStatus]:
-    """A job that answers every line of its input at once."""
+    """Return a job that answers every line of its input at once."""
 
     def work(spec: JobSpec) -> JobStatus:
         content = b"".join(stack.store.read(spec.input_key))
@@ -125,7 +126,7 @@ def works(stack: Stack, *, failing: tuple[int, ...] = ()) -> Callable[[JobSpec],
 @pytest.fixture
 def reconciler(stack: Stack, database_url: str) -> Iterator[Stack]:
     stack.work = works(stack)
-    with looping(stack.context, database_url):
+    with looping(stack.backends, database_url):
         yield stack
 
 
@@ -148,10 +149,10 @@ def custom_ids(path: str | Path) -> list[str]:
 def test_submit_uploads_a_file_and_prints_the_batch_id(
     cloister: Command, requests: Path, client: openai.OpenAI
 ) -> None:
-    ended = cloister("submit", str(requests), "--metadata", "team=a", "--metadata", "run=1=2")
+    ended = cloister("submit", str(requests), "--metadata", "team=a", "--metadata", "run=1=2", "--metadata", "note=")
     assert ended.code == 0
     batch = client.batches.retrieve(ended.out.strip())
-    assert (batch.endpoint, batch.metadata) == (CHAT, {"team": "a", "run": "1=2"})
+    assert (batch.endpoint, batch.metadata) == (CHAT, {"team": "a", "run": "1=2", "note": ""})
     assert client.files.content(batch.input_file_id).content == requests.read_bytes()
     assert client.files.retrieve(batch.input_file_id).filename == "requests.jsonl"
 
@@ -165,9 +166,7 @@ def test_submit_with_wait_writes_the_results(cloister: Command, requests: Path) 
     assert sorted(path.name for path in Path().iterdir()) == ["answers.jsonl", "requests.jsonl"]
 
 
-def test_failed_lines_have_an_exit_code_and_a_file_of_their_own(
-    cloister: Command, reconciler: Stack, requests: Path
-) -> None:
+def test_failed_lines_have_their_exit_code_and_file(cloister: Command, reconciler: Stack, requests: Path) -> None:
     reconciler.work = works(reconciler, failing=(2,))
     ended = cloister("submit", str(requests), "--wait", "--json")
     assert (ended.code, ended.err) == (6, "")
@@ -177,7 +176,7 @@ def test_failed_lines_have_an_exit_code_and_a_file_of_their_own(
     assert custom_ids(f"{batch['id']}_errors.jsonl") == ["id-2"]
 
 
-def test_older_results_do_not_stay_where_there_are_no_new_ones(
+def test_older_results_are_replaced_even_if_there_are_no_new_ones(
     cloister: Command, reconciler: Stack, requests: Path
 ) -> None:
     reconciler.work = works(reconciler, failing=(1, 2, 3))
@@ -186,7 +185,7 @@ def test_older_results_do_not_stay_where_there_are_no_new_ones(
     assert Path("answers.jsonl").read_bytes() == b""
 
 
-def test_a_bad_file_is_told_before_the_upload(cloister: Command, client: openai.OpenAI) -> None:
+def test_invalid_file_is_not_uploaded(cloister: Command, client: openai.OpenAI) -> None:
     Path("bad.jsonl").write_bytes(line(1) + b"\n{\n" + line(1))
     ended = cloister("submit", "bad.jsonl")
     assert ended.code == 7
@@ -196,14 +195,14 @@ def test_a_bad_file_is_told_before_the_upload(cloister: Command, client: openai.
 
 
 @pytest.mark.usefixtures("reconciler")
-def test_a_bad_file_that_is_uploaded_all_the_same_fails_the_batch(cloister: Command) -> None:
+def test_invalid_file_fails_the_batch_without_validation(cloister: Command) -> None:
     Path("bad.jsonl").write_bytes(line(1) + b"\n{\n")
     ended = cloister("submit", "bad.jsonl", "--no-validate", "--wait")
     assert ended.code == 3
     assert "2\tinvalid_json_line" in ended.err
 
 
-def test_stdin_is_a_file_too(
+def test_submit_reads_stdin(
     cloister: Command, requests: Path, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(requests.read_bytes())))
@@ -215,11 +214,11 @@ def test_stdin_is_a_file_too(
     ("content", "code", "message"),
     [
         (b"", 7, "is empty. Write one JSON object per line"),
-        (b'{"custom_id": "a", "url": "/v1/responses"}', 7, "names the url '/v1/responses'. A batch can have one of"),
-        (None, 1, "is a directory: name the JSONL file"),
+        (b'{"custom_id": "a", "url": "/v1/responses"}', 7, "has the url '/v1/responses'. A batch supports one of"),
+        (None, 1, "is a directory: name a JSONL file"),
     ],
 )
-def test_what_cannot_be_submitted_is_told(cloister: Command, content: bytes | None, code: int, message: str) -> None:
+def test_unsuitable_file_is_reported(cloister: Command, content: bytes | None, code: int, message: str) -> None:
     path = Path("file")
     path.mkdir() if content is None else path.write_bytes(content)
     ended = cloister("submit", "file")
@@ -227,7 +226,7 @@ def test_what_cannot_be_submitted_is_told(cloister: Command, content: bytes | No
     assert message in ended.err
 
 
-def test_a_file_that_grows_while_it_is_uploaded_is_no_batch(cloister: Command, client: openai.OpenAI) -> None:
+def test_file_that_grows_during_the_upload_creates_no_batch(cloister: Command, client: openai.OpenAI) -> None:
     path = Path("growing.jsonl")
     path.write_bytes(b"\n".join(line(number) for number in range(40_000)))
     stopping = threading.Event()
@@ -244,7 +243,7 @@ def test_a_file_that_grows_while_it_is_uploaded_is_no_batch(cloister: Command, c
     stopping.set()
     writer.join()
     assert ended.code == 1
-    assert "growing.jsonl was changed while it was uploaded" in ended.err
+    assert "growing.jsonl changed during the upload" in ended.err
     assert (client.files.list().data, client.batches.list().data) == ([], [])
 
 
@@ -257,12 +256,12 @@ def test_status_lists_the_latest_batches_and_shows_one(cloister: Command, batch_
     assert [batch["id"] for batch in cloister("status", "--json").json["data"]] == [batch_id]
 
 
-def test_status_says_why_a_batch_failed(cloister: Command, stack: Stack) -> None:
+def test_status_shows_why_a_batch_failed(cloister: Command, stack: Stack) -> None:
     Path("bad.jsonl").write_bytes(line(1, model="dem"))
     batch_id = cloister("submit", "bad.jsonl").out.strip()
     from service.reconciler.steps import advance
 
-    advance(stack.context, batch_id)
+    advance(stack.backends, batch_id)
     assert "1\tmodel_not_found\tbody.model\tThe model 'dem' does not exist. Did you mean 'demo'?" in (
         cloister("status", batch_id).out
     )
@@ -272,18 +271,18 @@ def test_watch_shows_every_state_and_ends_with_the_outcome(
     cloister: Command, batch_id: str, stack: Stack, database_url: str
 ) -> None:
     stack.work = works(stack)
-    with looping(stack.context, database_url):
+    with looping(stack.backends, database_url):
         ended = cloister("watch", batch_id)
     assert ended.code == 0
     assert "completed  3 of 3 lines" in ended.err.splitlines()[-2]
     assert f"`cloister results {batch_id}`" in ended.err
 
 
-def test_watch_as_json_is_one_object_per_line_and_the_batch_last(
+def test_watch_prints_json_objects_with_the_batch_last(
     cloister: Command, batch_id: str, stack: Stack, database_url: str
 ) -> None:
     stack.work = works(stack)
-    with looping(stack.context, database_url):
+    with looping(stack.backends, database_url):
         ended = cloister("watch", batch_id, "--json")
     *updates, batch = [json.loads(row) for row in ended.out.splitlines()]
     assert {update["type"] for update in updates} == {"progress"}
@@ -291,11 +290,22 @@ def test_watch_as_json_is_one_object_per_line_and_the_batch_last(
     assert (batch["object"], batch["status"], ended.err) == ("batch", "completed", "")
 
 
-def test_a_server_without_events_is_asked_again_and_again(
+def test_event_stream_yields_updates_until_the_batch_ends(
+    client: openai.OpenAI, batch_id: str, stack: Stack, database_url: str
+) -> None:
+    stack.work = works(stack)
+    events = EventStream(client, batch_id)
+    with looping(stack.backends, database_url):
+        *_, last = events.updates()
+    assert (last.status, last.completed, last.total) == ("completed", 3, 3)
+    assert events.has_ended
+
+
+def test_watch_polls_a_server_without_events(
     cloister: Command, batch_id: str, stack: Stack, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.work = works(stack)
-    with serving(stack, without_events) as plain, looping(stack.context, database_url):
+    with serving(stack, without_events) as plain, looping(stack.backends, database_url):
         monkeypatch.setenv("CLOISTER_BASE_URL", plain)
         ended = cloister("watch", batch_id)
     assert ended.code == 0
@@ -303,7 +313,7 @@ def test_a_server_without_events_is_asked_again_and_again(
 
 
 def away_for(requests: int) -> Callable[[Any], Any]:
-    """A server that answers the first look at a batch, and then 503 so often."""
+    """Wrap a server so that it answers the first request for a batch, then some with 503."""
     numbers = itertools.count()
 
     def wrap(app: Any) -> Any:
@@ -319,16 +329,17 @@ def away_for(requests: int) -> Callable[[Any], Any]:
     return wrap
 
 
-def test_a_server_that_is_away_for_a_while_ends_no_wait(
+def test_watch_survives_an_outage(
     cloister: Command, batch_id: str, stack: Stack, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.work = works(stack)
-    with serving(stack, away_for(7)) as restarted, looping(stack.context, database_url):
+    with serving(stack, away_for(7)) as restarted, looping(stack.backends, database_url):
         monkeypatch.setenv("CLOISTER_BASE_URL", restarted)
-        assert cloister("watch", batch_id).code == 0
+        ended = cloister("watch", batch_id)
+    assert (ended.code, ended.out) == (0, "")  # retries are not logged to stdout
 
 
-def test_a_server_that_does_not_work_is_told_at_once_before_a_wait_has_begun(
+def test_outage_before_a_wait_is_reported_at_once(
     cloister: Command, batch_id: str, stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(stack, away_for(99)) as broken:
@@ -339,15 +350,13 @@ def test_a_server_that_does_not_work_is_told_at_once_before_a_wait_has_begun(
     assert "HTTP 503" in ended.err
 
 
-def test_results_go_to_stdout_or_to_files_when_the_batch_is_over(
-    cloister: Command, reconciler: Stack, requests: Path
-) -> None:
+def test_results_go_to_stdout_or_to_files(cloister: Command, reconciler: Stack, requests: Path) -> None:
     reconciler.work = works(reconciler, failing=(3,))
     batch_id = cloister("submit", str(requests)).out.strip()
     assert cloister("watch", batch_id).code == 6
     ended = cloister("results", batch_id)
     assert [json.loads(row)["custom_id"] for row in ended.out.splitlines()] == ["id-1", "id-2"]
-    assert (ended.code, ended.err) == (6, "1 of 3 lines failed: --errors PATH fetches them\n")
+    assert (ended.code, ended.err) == (6, "1 of 3 lines failed: --errors PATH downloads them\n")
     ended = cloister("results", batch_id, "-o", "out.jsonl", "--errors", "err.jsonl", "--json")
     assert (custom_ids("out.jsonl"), custom_ids("err.jsonl")) == (["id-1", "id-2"], ["id-3"])
     assert [file["size_bytes"] for file in ended.json["files"]] == [
@@ -355,11 +364,11 @@ def test_results_go_to_stdout_or_to_files_when_the_batch_is_over(
     ]
 
 
-def test_partial_results_are_fetched_while_the_batch_runs(cloister: Command, batch_id: str, stack: Stack) -> None:
+def test_partial_results_of_a_running_batch(cloister: Command, batch_id: str, stack: Stack) -> None:
     from service.reconciler.steps import advance
 
     stack.work = lambda _: RUNNING
-    advance(stack.context, batch_id)
+    advance(stack.backends, batch_id)
     assert "is in_progress: `cloister watch" in cloister("results", batch_id).err
     commit(stack.store, batch_id, 2)
     ended = cloister("results", batch_id, "--partial", "-o", "some.jsonl")
@@ -369,7 +378,7 @@ def test_partial_results_are_fetched_while_the_batch_runs(cloister: Command, bat
 
 
 @pytest.mark.parametrize("path", ["missing/out.jsonl", "."])
-def test_results_that_cannot_be_written_are_told_and_leave_nothing(
+def test_results_that_cannot_be_written_leave_no_file(
     cloister: Command, reconciler: Stack, requests: Path, path: str
 ) -> None:
     batch_id = cloister("submit", str(requests)).out.strip()
@@ -381,14 +390,14 @@ def test_results_that_cannot_be_written_are_told_and_leave_nothing(
     assert reconciler.launcher.launched
 
 
-def test_cancel_waits_for_the_end_if_asked(cloister: Command, batch_id: str, stack: Stack, database_url: str) -> None:
-    with looping(stack.context, database_url):
+def test_cancel_with_wait_waits_for_the_end(cloister: Command, batch_id: str, stack: Stack, database_url: str) -> None:
+    with looping(stack.backends, database_url):
         ended = cloister("cancel", batch_id, "--wait", "--json")
     assert (ended.code, ended.json["status"]) == (0, "cancelled")
     assert cloister("watch", batch_id).code == 5
 
 
-def test_cancel_of_a_completed_batch_is_refused_with_the_servers_words(
+def test_cancel_of_a_completed_batch_prints_the_error_of_the_server(
     cloister: Command, reconciler: Stack, requests: Path
 ) -> None:
     batch_id = cloister("submit", str(requests), "--wait", "--json").json["id"]
@@ -398,7 +407,7 @@ def test_cancel_of_a_completed_batch_is_refused_with_the_servers_words(
     assert len(reconciler.launcher.launched) == 1
 
 
-def test_an_unknown_batch_and_a_wrong_key_are_told(cloister: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_batch_and_wrong_key_are_reported(cloister: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = cloister("watch", "batch_none")
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert "HTTP 404" in ended.err
@@ -411,14 +420,15 @@ def test_an_unknown_batch_and_a_wrong_key_are_told(cloister: Command, monkeypatc
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Lets children be interrupted, also where the tests run in the background of a shell, which ignores SIGINT."""
+    """Restore SIGINT for child processes: a shell ignores it for background jobs, and so would they."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_leaves_the_batch_running_and_says_how_to_go_on(
+def test_ctrl_c_leaves_the_batch_running_and_shows_how_to_continue(
     batch_id: str, environment: dict[str, str], client: openai.OpenAI
 ) -> None:
     command = [sys.executable, "-m", "service.cli", "watch", batch_id]
@@ -426,8 +436,8 @@ def test_ctrl_c_leaves_the_batch_running_and_says_how_to_go_on(
         assert process.stderr is not None
         assert "validating" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        told = process.stderr.read()
+        err = process.stderr.read()
         assert process.wait(timeout=10) == 130
-    assert f"error: interrupted. The batch goes on: `cloister watch {batch_id}` follows it" in told
-    assert "Traceback" not in told
+    assert f"error: interrupted. The batch continues: `cloister watch {batch_id}` shows its progress" in err
+    assert "Traceback" not in err
     assert client.batches.retrieve(batch_id).status == "validating"

@@ -1,4 +1,4 @@
-"""What the command line does without a server: validation, finding the server, and what docs/cli.md says of it."""
+"""The command line without a server: validation, the choice of the server, and docs/cli.md."""
 
 import json
 import re
@@ -6,15 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 
-from service.cli import main
-from service.cli.client import find_server
-from service.cli.exits import CommandError
-from service.cli.submit import parse_metadata
-from service.cli.terminal import duration
+from service.cli.app import main
+from service.client.connection import find_server
+from service.client.exit_codes import EPILOG, MEANINGS, CommandError
+from service.client.terminal import duration
 from service.local.client_env import Client, write_client_env
-from tests.integration.cli_reference import PAGE, START, written
+from tests.integration.cli_reference import PAGE, START, updated
 from tests.integration.reconciler_harness import CHAT, line
 
 Command = Callable[..., tuple[int, str, str]]
@@ -22,7 +20,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def cloister(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command in this process, in an empty directory, with no server named."""
+    """Run a command in this process, in an empty directory, without a server."""
     for name in ("CLOISTER_BASE_URL", "CLOISTER_API_KEY", "OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -35,13 +33,13 @@ def cloister(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return run
 
 
-def test_a_good_file_is_told_with_its_requests_endpoint_and_model(cloister: Command) -> None:
+def test_validate_prints_requests_endpoint_and_model_of_a_valid_file(cloister: Command) -> None:
     Path("good.jsonl").write_bytes(line(1) + b"\n" + line(2))
     expected = f"good.jsonl: 2 requests for {CHAT}, model demo, no errors\n"
     assert cloister("validate", "good.jsonl") == (0, expected, "")
 
 
-def test_a_bad_file_is_told_line_by_line(cloister: Command) -> None:
+def test_validate_prints_one_line_for_each_error(cloister: Command) -> None:
     Path("bad.jsonl").write_bytes(line(1) + b"\n\n{\n" + line(1))
     code, out, err = cloister("validate", "bad.jsonl")
     assert (code, err) == (7, "")
@@ -51,15 +49,20 @@ def test_a_bad_file_is_told_line_by_line(cloister: Command) -> None:
     assert rows[3] == [f"bad.jsonl: 2 errors in 3 requests for {CHAT}"]
 
 
-def test_with_json_nothing_else_is_printed(cloister: Command) -> None:
+def test_validate_prints_json_only(cloister: Command) -> None:
     Path("bad.jsonl").write_bytes(b"x\n" * 1_200)
     code, out, err = cloister("validate", "bad.jsonl", "--json")
-    told = json.loads(out)
-    assert (code, err, told["is_valid"], told["error_count"], len(told["errors"])) == (7, "", False, 1_200, 1_000)
-    assert told["errors"][0] | {"message": ""} == {"code": "invalid_json_line", "message": "", "param": None, "line": 1}
+    result = json.loads(out)
+    assert (code, err, result["is_valid"], result["error_count"], len(result["errors"])) == (7, "", False, 1_200, 1_000)
+    assert result["errors"][0] | {"message": ""} == {
+        "code": "invalid_json_line",
+        "message": "",
+        "param": None,
+        "line": 1,
+    }
 
 
-def test_a_catalogue_adds_what_the_server_knows_of_its_models(cloister: Command) -> None:
+def test_validate_checks_models_against_a_catalogue(cloister: Command) -> None:
     Path("models.yaml").write_text("models:\n  - id: other\n    source: /models/other\n")
     Path("good.jsonl").write_bytes(line(1))
     code, out, _ = cloister("validate", "good.jsonl", "--models", "models.yaml")
@@ -72,25 +75,24 @@ def test_a_catalogue_adds_what_the_server_knows_of_its_models(cloister: Command)
     [
         (["validate", "missing.jsonl"], 1, "error: cannot read missing.jsonl: No such file or directory"),
         (["validate", "."], 1, "is a directory"),
-        (["validate", "/dev/null"], 1, "is no ordinary file"),
+        (["validate", "/dev/null"], 1, "is not a regular file"),
         (["validate", "good.jsonl", "--models", "missing.yaml"], 1, "cannot read the model catalogue missing.yaml"),
         (["validate", "good.jsonl", "--endpoint", "/v1/none"], 2, "--endpoint"),
         (["submit", "good.jsonl", "--output", "x"], 2, "give --wait too"),
         (["submit", "good.jsonl", "--metadata", "x"], 2, "must look like KEY=VALUE"),
+        (["submit", "good.jsonl", *(f"--metadata={number}=x" for number in range(17))], 2, "at most 16"),
         (["results", "batch_x", "--json"], 2, "give --output PATH"),
         (["status"], 1, "no server is named: set CLOISTER_BASE_URL"),
     ],
 )
-def test_wrong_use_is_told_with_what_to_do(cloister: Command, arguments: list[str], code: int, message: str) -> None:
+def test_wrong_usage_is_reported_with_advice(cloister: Command, arguments: list[str], code: int, message: str) -> None:
     Path("good.jsonl").write_bytes(line(1))
     ended, out, err = cloister(*arguments)
     assert (ended, out) == (code, "")
     assert message in re.sub(r"[│\s]+", " ", err)
 
 
-def test_a_server_that_cannot_be_reached_has_an_exit_code_of_its_own(
-    cloister: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_server_has_its_exit_code(cloister: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOISTER_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("CLOISTER_API_KEY", "sk-x")
     code, out, err = cloister("status")
@@ -98,7 +100,7 @@ def test_a_server_that_cannot_be_reached_has_an_exit_code_of_its_own(
     assert err.startswith("error: cannot reach http://127.0.0.1:9/v1 (CLOISTER_BASE_URL, CLOISTER_API_KEY)")
 
 
-def test_the_server_is_found_in_the_environment_first_and_then_in_the_data_directory(tmp_path: Path) -> None:
+def test_environment_takes_precedence_over_the_data_directory(tmp_path: Path) -> None:
     write_client_env(tmp_path / "client.env", Client(base_url="http://127.0.0.1:1/v1", api_key="local"))
     openai = {"OPENAI_BASE_URL": "https://o:2/v1", "OPENAI_API_KEY": "o"}
     ours = {"CLOISTER_BASE_URL": "https://c:3/", "CLOISTER_API_KEY": "c"}
@@ -110,7 +112,7 @@ def test_the_server_is_found_in_the_environment_first_and_then_in_the_data_direc
     ]
 
 
-def test_a_key_never_goes_to_a_server_that_is_not_named_beside_it(tmp_path: Path) -> None:
+def test_key_without_its_url_is_not_used(tmp_path: Path) -> None:
     write_client_env(tmp_path / "client.env", Client(base_url="http://127.0.0.1:1/v1", api_key="local"))
     assert find_server({"OPENAI_API_KEY": "sk-of-openai"}, tmp_path).api_key == "local"
     for half in ({"CLOISTER_BASE_URL": "http://x"}, {"CLOISTER_API_KEY": "c"}, {"OPENAI_BASE_URL": "http://x"}):
@@ -118,24 +120,22 @@ def test_a_key_never_goes_to_a_server_that_is_not_named_beside_it(tmp_path: Path
             find_server(half, tmp_path)
 
 
-def test_metadata_is_split_at_the_first_equals_sign() -> None:
-    assert parse_metadata(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
-    with pytest.raises(typer.BadParameter, match="at most 16"):
-        parse_metadata([f"{number}=x" for number in range(17)])
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0 s"), (61, "1 min 1 s"), (3_600, "1 h"), (5_400, "1 h 30 min"), (90_000, "1 d 1 h")]
 )
-def test_lengths_of_time_are_told_in_two_units(seconds: float, text: str) -> None:
+def test_duration_has_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_the_page_is_what_the_commands_say_of_themselves() -> None:
+def test_page_has_the_current_reference() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "run `python -m tests.integration.cli_reference`"
+    assert page == updated(page), "run `python -m tests.integration.cli_reference`"
 
 
-def test_every_option_that_the_page_speaks_of_exists() -> None:
-    told, made = PAGE.read_text().split(START)
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", told)) <= set(re.findall(r"--[a-z][a-z-]*", made))
+def test_help_lists_every_exit_code() -> None:
+    assert [int(code) for code in re.findall(r"\d+", EPILOG)] == [code.value for code in MEANINGS]
+
+
+def test_options_in_the_page_exist() -> None:
+    prose, reference = PAGE.read_text().split(START)
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", prose)) <= set(re.findall(r"--[a-z][a-z-]*", reference))

@@ -1,4 +1,4 @@
-"""The operator's commands, on a real database."""
+"""Commands for the operator of a stack, on a real database."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from service.api_keys import Scope, authenticate
-from service.cli import app
+from service.cli.app import app
 from service.db import Pool
 from service.errors import CloisterError
 
@@ -17,9 +17,9 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs ``cloister`` with some arguments, expects it to succeed and gives what it prints."""
+    """Run ``cloister``, expect it to succeed, and return its output."""
     monkeypatch.setenv("CLOISTER_DATABASE_URL", database_url)
-    monkeypatch.setenv("COLUMNS", "200")  # no line is broken
+    monkeypatch.setenv("COLUMNS", "200")  # wide enough for every line
 
     def succeed(*arguments: str) -> str:
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
@@ -35,7 +35,7 @@ def refused(*arguments: str) -> Result:
     return result
 
 
-def test_a_key_is_shown_once_and_gives_what_its_scopes_say(run: Run, pool: Pool) -> None:
+def test_key_is_shown_once_and_has_its_scopes(run: Run, pool: Pool) -> None:
     run("projects", "create", "research")
     key = run("keys", "create", "ci", "--project", "research", "--scope", "read", "--scope", "admin").strip()
     access = authenticate(pool, key)
@@ -47,13 +47,13 @@ def test_a_key_is_shown_once_and_gives_what_its_scopes_say(run: Run, pool: Pool)
     assert "research  read,admin  valid  ci" in listed
 
 
-def test_a_key_reads_and_submits_in_the_default_project_unless_told_otherwise(run: Run, pool: Pool) -> None:
+def test_key_reads_and_submits_in_the_default_project_by_default(run: Run, pool: Pool) -> None:
     access = authenticate(pool, run("keys", "create", "mine").strip())
     assert access is not None
     assert (access.project.name, access.scopes) == ("default", {Scope.READ, Scope.SUBMIT})
 
 
-def test_a_listing_of_keys_tells_their_state(run: Run, pool: Pool) -> None:
+def test_list_of_keys_shows_their_states(run: Run, pool: Pool) -> None:
     run("projects", "create", "old")
     run("keys", "create", "a", "--project", "old")
     run("keys", "create", "b", "--expires-in", "30d")
@@ -71,7 +71,7 @@ def test_a_listing_of_keys_tells_their_state(run: Run, pool: Pool) -> None:
     assert len(run("keys", "list", "--project", "old").splitlines()) == 1
 
 
-def test_a_project_is_listed_with_its_limits_and_its_use(run: Run, pool: Pool) -> None:
+def test_project_is_listed_with_its_limits_and_use(run: Run, pool: Pool) -> None:
     project_id = run(
         "projects", "create", "research", "--max-enqueued-requests", "5000", "--retention-days", "7"
     ).strip()
@@ -88,8 +88,8 @@ def test_a_project_is_listed_with_its_limits_and_its_use(run: Run, pool: Pool) -
             " VALUES ('batch_1', %(id)s, '/v1/completions', 'file-1', '24h', '', now(), 1200, 1000)",
             values,
         )
-    told = re.sub(" +", " ", run("projects", "list"))
-    assert f"research {project_id} since" in told
+    listed = re.sub(" +", " ", run("projects", "list"))
+    assert f"research {project_id} since" in listed
     for line in (
         "batches in progress 1 of no limit",
         "enqueued requests 1,200 of 5,000",
@@ -97,16 +97,16 @@ def test_a_project_is_listed_with_its_limits_and_its_use(run: Run, pool: Pool) -
         "stored bytes 4,000 of no limit",
         "retention 7 days",
     ):
-        assert f" {line}\n" in told
+        assert f" {line}\n" in listed
 
 
-def test_limits_can_be_changed_and_taken_away(run: Run) -> None:
+def test_limits_are_changed_and_removed(run: Run) -> None:
     run("projects", "create", "a", "--max-stored-bytes", "100", "--max-enqueued-tokens", "7", "--retention-days", "3")
     run("projects", "set", "a", "--max-stored-bytes", "200", "--retention-days", "none")
-    told = run("projects", "list")
-    assert "0 of 200" in told
-    assert "0 of 7" in told
-    assert "the stack's default" in told
+    listed = run("projects", "list")
+    assert "0 of 200" in listed
+    assert "0 of 7" in listed
+    assert "default of the stack" in listed
     run("projects", "set", "a", "--max-stored-bytes", "none")
     assert "0 of 200" not in run("projects", "list")
 
@@ -124,7 +124,7 @@ def test_limits_can_be_changed_and_taken_away(run: Run) -> None:
     ],
 )
 @pytest.mark.usefixtures("run")
-def test_a_wrong_argument_is_told(arguments: tuple[str, ...], hint: str) -> None:
+def test_invalid_argument_is_reported(arguments: tuple[str, ...], hint: str) -> None:
     assert hint in refused(*arguments).output
 
 
@@ -139,19 +139,19 @@ def test_a_wrong_argument_is_told(arguments: tuple[str, ...], hint: str) -> None
         ("audit", "--project", "none"),
     ],
 )
-def test_what_is_not_there_or_there_already_is_told(run: Run, arguments: tuple[str, ...]) -> None:
+def test_missing_and_duplicate_objects_are_reported(run: Run, arguments: tuple[str, ...]) -> None:
     run("keys", "create", "x")
-    with pytest.raises(CloisterError, match=r"there is (no|a) (project|key)"):
+    with pytest.raises(CloisterError, match=r"there is no (project|key)|already exists"):
         run(*arguments)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "n" * 101, "proj_x"])
-def test_what_cannot_tell_a_project_apart_is_no_name(run: Run, name: str) -> None:
-    with pytest.raises(CloisterError, match="is no name"):
+def test_invalid_project_name_is_refused(run: Run, name: str) -> None:
+    with pytest.raises(CloisterError, match="is not a valid project name"):
         run("projects", "create", name)
 
 
-def test_an_archived_project_gets_no_keys_and_the_default_one_cannot_be_archived(run: Run) -> None:
+def test_archived_project_gets_no_keys_and_the_default_project_cannot_be_archived(run: Run) -> None:
     run("projects", "create", "a")
     assert run("projects", "archive", "a") == run("projects", "archive", "a") == "archived a\n"
     with pytest.raises(CloisterError, match="archived"):
@@ -161,13 +161,13 @@ def test_an_archived_project_gets_no_keys_and_the_default_one_cannot_be_archived
         run("projects", "archive", "default")
 
 
-def test_a_database_that_does_not_answer_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_database_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOISTER_DATABASE_URL", "postgresql://nobody@127.0.0.1:9/none?connect_timeout=1")
     with pytest.raises(CloisterError, match="CLOISTER_DATABASE_URL names does not answer"):
         run("projects", "list")
 
 
-def test_the_audit_log_tells_every_change(run: Run) -> None:
+def test_audit_log_has_every_change(run: Run) -> None:
     run("projects", "create", "a", "--max-stored-bytes", "100")
     key = run("keys", "create", "k", "--project", "a").strip()
     key_id = run("keys", "list").split()[0]
@@ -185,7 +185,7 @@ def test_the_audit_log_tells_every_change(run: Run) -> None:
     assert key not in run("audit")
 
 
-def test_the_audit_log_can_be_narrowed(run: Run, pool: Pool) -> None:
+def test_audit_log_is_filtered_by_project_and_time(run: Run, pool: Pool) -> None:
     run("projects", "create", "a")
     run("projects", "create", "b")
     with pool.connection() as connection:

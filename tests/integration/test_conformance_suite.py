@@ -1,4 +1,4 @@
-"""The conformance suite itself: what it checks, and that it can find fault."""
+"""The conformance suite itself: its list of checks, and the faults that it finds."""
 
 import ast
 import json
@@ -14,8 +14,10 @@ import pytest
 
 from tests.conformance.contract import AREAS, POINTS
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "conformance"
-# Just enough to be taken for a model, a file and a batch.
+# The minimum that passes for a model, a file and a batch.
 NOTHING = b'{"id": "nothing", "object": "nothing", "data": [], "status": "failed"}'
 
 
@@ -24,7 +26,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False)
 
 
-class _AnswersNothing(BaseHTTPRequestHandler):
+class _EmptyAnswers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def _answer(self) -> None:
@@ -38,13 +40,13 @@ class _AnswersNothing(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - the names that the base class looks for
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def empty_server() -> Iterator[str]:
-    """The base URL of a server that answers everything with the same JSON object."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _AnswersNothing)
+    """Base URL of a server that returns the same JSON object for every request."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _EmptyAnswers)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -53,18 +55,18 @@ def empty_server() -> Iterator[str]:
     server.server_close()
 
 
-def test_there_are_many_checks_and_each_cites_a_point_of_the_contract() -> None:
+def test_every_check_cites_a_point_of_the_contract() -> None:
     listed = [line.split("\t") for line in run("--list", "--extensions").stdout.splitlines()]
     assert len(listed) > 400
     assert {area for area, _, _ in listed} == set(AREAS.values())
     assert {point for _, point, _ in listed} == set(POINTS)
 
 
-def test_what_goes_beyond_the_contract_is_left_out_unless_asked_for() -> None:
+def test_extensions_are_not_checked_by_default() -> None:
     assert AREAS["test_extensions"] not in run("--list").stdout
 
 
-def test_the_suite_imports_nothing_of_what_it_checks() -> None:
+def test_suite_imports_no_code_of_cloister() -> None:
     for path in FOLDER.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -72,7 +74,7 @@ def test_the_suite_imports_nothing_of_what_it_checks() -> None:
             assert not {"service", "ray_job", "infra"} & {name.split(".")[0] for name in names}
 
 
-def test_a_server_that_answers_nothing_fails_and_is_told_what_was_expected(empty_server: str, tmp_path: Path) -> None:
+def test_report_shows_expected_and_seen_values_of_a_failing_server(empty_server: str, tmp_path: Path) -> None:
     done = run(
         f"--base-url={empty_server}", "--api-key=x", "--model=nothing", "--timeout=5", "-k=test_models",
         f"--json={tmp_path / 'report.json'}", f"--markdown={tmp_path / 'report.md'}",
@@ -86,7 +88,7 @@ def test_a_server_that_answers_nothing_fails_and_is_told_what_was_expected(empty
     assert "### models" in (tmp_path / "report.md").read_text()
 
 
-def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+def test_missing_server_is_reported_in_one_line() -> None:
     done = run("--base-url=http://127.0.0.1:9/v1", "--api-key=x", "--model=x")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("conformance: http://127.0.0.1:9/v1 does not answer")

@@ -1,4 +1,4 @@
-"""Corners of the contract that a client reaches only by an odd request: OpenAI's own codes and words for them."""
+"""Corners of the contract that only odd requests reach, with OpenAI's codes and messages."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,7 +22,7 @@ def refusal(http: httpx.Client, **change: Any) -> dict[str, Any]:
     return error
 
 
-def test_a_long_name_in_metadata_is_told_from_a_long_value(http: httpx.Client) -> None:
+def test_long_metadata_name_and_long_value_have_distinct_codes(http: httpx.Client) -> None:
     error = refusal(http, metadata={"k" * 65: "v"})
     assert (error["code"], error["param"]) == ("property_name_above_max_length", "metadata." + "k" * 65)
     assert "maximum length 64, but got a string with length 65 instead" in error["message"]
@@ -31,7 +31,7 @@ def test_a_long_name_in_metadata_is_told_from_a_long_value(http: httpx.Client) -
     assert "maximum length 512, but got a string with length 513 instead" in error["message"]
 
 
-def test_too_many_pairs_of_metadata_are_counted(http: httpx.Client) -> None:
+def test_too_many_metadata_pairs_are_counted(http: httpx.Client) -> None:
     error = refusal(http, metadata={str(number): "v" for number in range(17)})
     assert (error["code"], error["param"]) == ("object_above_max_properties", "metadata")
     assert "at most 16 properties, but got an object with 17 properties instead" in error["message"]
@@ -39,7 +39,7 @@ def test_too_many_pairs_of_metadata_are_counted(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("param", ["endpoint", "completion_window"])
 @pytest.mark.parametrize(("value", "kind"), [(None, "null"), (24, "an integer"), (["24h"], "an array")])
-def test_a_choice_that_is_no_string_has_the_wrong_type(
+def test_choice_that_is_not_a_string_has_the_wrong_type(
     http: httpx.Client, param: str, value: object, kind: str
 ) -> None:
     error = refusal(http, **{param: value})
@@ -47,20 +47,20 @@ def test_a_choice_that_is_no_string_has_the_wrong_type(
     assert f"but got {kind} instead" in error["message"]
 
 
-def test_an_empty_input_file_id_is_refused_at_once(http: httpx.Client) -> None:
+def test_empty_input_file_id_is_refused_at_creation(http: httpx.Client) -> None:
     error = refusal(http, input_file_id="")
     assert (error["code"], error["param"]) == ("empty_string", "input_file_id")
 
 
 @pytest.mark.parametrize("name", ["body", "query", "path", "[key]"])
-def test_a_parameter_is_named_in_full_whatever_it_is_called(http: httpx.Client, name: str) -> None:
+def test_parameter_is_named_in_full_for_any_name(http: httpx.Client, name: str) -> None:
     error = refusal(http, metadata={name: 1})
     assert (error["code"], error["param"]) == ("invalid_type", f"metadata.{name}")
     error = refusal(http, **{name: 1})
     assert (error["code"], error["param"]) == ("unknown_parameter", name)
 
 
-def test_a_long_url_of_a_webhook_is_no_object_with_too_many_properties(http: httpx.Client, admin_key: str) -> None:
+def test_long_webhook_url_is_reported_as_a_long_string(http: httpx.Client, admin_key: str) -> None:
     body = {"url": "https://example.com/" + "x" * 10_000, "event_types": ["batch.completed"]}
     answer = http.post("/v1/webhook_endpoints", json=body, headers={"authorization": f"Bearer {admin_key}"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "string_above_max_length")
@@ -69,18 +69,19 @@ def test_a_long_url_of_a_webhook_is_no_object_with_too_many_properties(http: htt
 @pytest.mark.parametrize(
     ("limit", "words"), [("101", "a value <= 100, but got 101 instead"), ("-1", "a value >= 0, but got -1 instead")]
 )
-def test_a_wrong_limit_is_told_as_a_number(http: httpx.Client, limit: str, words: str) -> None:
+def test_invalid_limit_is_quoted_as_a_number(http: httpx.Client, limit: str, words: str) -> None:
     assert words in http.get("/v1/batches", params={"limit": limit}).json()["error"]["message"]
 
 
-def test_the_name_of_a_content_type_has_no_case(http: httpx.Client) -> None:
+def test_content_type_is_case_insensitive(http: httpx.Client) -> None:
     form = httpx.Request("POST", "http://x", data={"purpose": "batch"}, files={"file": ("a.jsonl", LINE)})
     kind = form.headers["content-type"].replace("multipart/form-data; boundary", "Multipart/Form-Data; Boundary")
     answer = http.post("/v1/files", content=form.read(), headers={"content-type": kind})
     assert (answer.status_code, answer.json().get("bytes")) == (200, len(LINE))
 
 
-def test_a_file_of_exactly_200_mb_is_taken_and_one_byte_more_is_not(client: openai.OpenAI) -> None:
+@pytest.mark.slow
+def test_file_of_exactly_200_mb_is_accepted_but_not_one_byte_more(client: openai.OpenAI) -> None:
     content = LINE + b" " * ((200 << 20) - len(LINE))
     assert client.files.create(file=("a.jsonl", content), purpose="batch").bytes == 200 << 20
     with pytest.raises(openai.APIStatusError, match="has 209,715,201 bytes") as caught:
@@ -89,7 +90,7 @@ def test_a_file_of_exactly_200_mb_is_taken_and_one_byte_more_is_not(client: open
 
 
 @pytest.mark.parametrize("table", ["files", "batches"])
-def test_what_is_created_waits_for_what_is_about_to_be_and_is_younger(
+def test_creations_wait_for_earlier_transactions_and_get_higher_seqs(
     client: openai.OpenAI, api_pool: Pool, project: Project, table: str
 ) -> None:
     def create() -> str:

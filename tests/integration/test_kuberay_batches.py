@@ -15,9 +15,11 @@ from ray_job.contract.rayjobs import model_fingerprint, template_key
 from tests.contract.kubernetes_stand_in import ApiServer, kubeconfig, kubernetes_stand_in
 from tests.integration.reconciler_harness import Stack, line
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "b81c"
 ROOT = Path(__file__).parents[2]
-# Commits the one line of its batch, and leaves its name.
+# Commits the only line of its batch, and writes its own name to a file.
 JOB = """
 import json, os, pathlib
 from ray_job.contract.job_spec import JobSpec
@@ -73,15 +75,15 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-# Each start of the process is a second, and there are three.
-def test_a_reconciler_that_dies_as_it_launches_leaves_no_second_job(
+# The process starts three times, a second each.
+def test_reconciler_killed_during_a_launch_leaves_no_second_job(
     server: ApiServer, environment: dict[str, str], stack: Stack, tmp_path: Path
 ) -> None:
     batches = [f"batch_{number:032x}" for number in range(2)]
     for batch_id in batches:
         stack.create(line(1), batch_id=batch_id)
     processes: list[subprocess.Popen[bytes]] = []
-    # The RayJob is there, the request is not answered, and nothing is noted yet.
+    # The RayJob exists, the request is not answered, and nothing is recorded yet.
     server.cluster.on_create = lambda _: processes[-1].kill()
     try:
         while not all(stack.batch(batch_id)["status"] == "completed" for batch_id in batches):
@@ -97,7 +99,7 @@ def test_a_reconciler_that_dies_as_it_launches_leaves_no_second_job(
         processes[-1].terminate()
         processes[-1].wait()
     *died, last = [process.returncode for process in processes]
-    assert died in ([-9], [-9, -9])  # one death may take both launches
+    assert died in ([-9], [-9, -9])  # one kill may hit both launches
     assert last == 0
     assert sorted((tmp_path / "runs").read_text().split()) == [f"{batch_id}-1" for batch_id in batches]
     assert sum(kind == "ADDED" for _, kind, _ in server.cluster.history) == len(batches)

@@ -1,4 +1,4 @@
-"""The embedded Postgres: where it listens, what survives, what the job role may do."""
+"""The embedded Postgres: its socket, restarts, and the rights of the job role."""
 
 import os
 from collections.abc import Iterator
@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 from service.local import postgres
-from service.local.environment import child_environment
 from service.local.layout import Layout, layout_of, make_directories
-from service.local.processes import end_everything
+from service.local.processes import child_environment, end_everything
 from service.local.supervisor import Child, Supervisor
+
+pytestmark = pytest.mark.slow
 
 
 def _start(layout: Layout) -> Supervisor:
@@ -39,7 +40,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Layout]:
     _stop(layout, supervisor)
 
 
-def test_the_job_role_reports_progress(layout: Layout) -> None:
+def test_job_role_reports_progress(layout: Layout) -> None:
     with psycopg.connect(layout.database_url("cloister_job")) as connection:
         row = connection.execute("SELECT report_progress('batch_none', 1, 0, 0, 0, 0, 0, 0)").fetchone()
     assert row == (False,)
@@ -55,7 +56,7 @@ def test_the_job_role_reports_progress(layout: Layout) -> None:
         "CREATE TEMP TABLE t ()",
     ],
 )
-def test_the_job_role_may_do_nothing_else(layout: Layout, statement: str) -> None:
+def test_job_role_can_do_nothing_else(layout: Layout, statement: str) -> None:
     with (
         psycopg.connect(layout.database_url("cloister_job")) as connection,
         pytest.raises(psycopg.errors.InsufficientPrivilege),
@@ -63,18 +64,18 @@ def test_the_job_role_may_do_nothing_else(layout: Layout, statement: str) -> Non
         connection.execute(statement)  # type: ignore[call-overload]
 
 
-def test_the_job_role_reaches_no_other_database(layout: Layout) -> None:
+def test_job_role_cannot_connect_to_other_databases(layout: Layout) -> None:
     with pytest.raises(psycopg.OperationalError, match="permission denied"):
         psycopg.connect(layout.database_url("cloister_job").replace("/cloister?", "/postgres?"))
 
 
-def test_only_this_account_reaches_the_socket(layout: Layout) -> None:
+def test_only_this_account_can_open_the_socket(layout: Layout) -> None:
     assert layout.runtime_dir.stat().st_mode & 0o077 == 0
     with psycopg.connect(layout.database_url("cloister")) as connection:
         assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
 
 
-def test_a_database_survives_a_stop_and_a_new_start(tmp_path: Path) -> None:
+def test_database_survives_a_restart(tmp_path: Path) -> None:
     layout = layout_of(tmp_path / "data")
     supervisor = _start(layout)
     with psycopg.connect(layout.database_url("cloister")) as connection:

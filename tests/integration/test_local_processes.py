@@ -1,4 +1,4 @@
-"""Restarts, sweeps and the guard, with real processes that stand for the real children."""
+"""Restarts, the end of all processes, and the guard, with real processes in place of the children."""
 
 import os
 import signal
@@ -12,14 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.local.environment import child_environment
-from service.local.errors import ChildFailedError
+from service.local.errors import LocalError
 from service.local.layout import Layout, layout_of, make_directories
-from service.local.processes import end_everything, kill_child, marked_processes
+from service.local.processes import child_environment, end_everything, kill_child, marked_processes
 from service.local.supervisor import Child, Supervisor
 
+pytestmark = pytest.mark.slow
+
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
-# Starts a child of its own in another session and ignores TERM, as an engine might.
+# Starts a child in another session and ignores SIGTERM, as an engine might.
 STUBBORN = (
     sys.executable,
     "-c",
@@ -33,13 +34,12 @@ time.sleep(600)
 SUPERVISOR = """
 import subprocess, sys, time
 from pathlib import Path
-from service.local.layout import layout_of
-from service.local.lock import take_lock
-from service.local.stack import _guard
+from service.local.layout import layout_of, take_lock
+from service.local.stack import guard_child
 from service.local.supervisor import Supervisor
 layout = layout_of(Path(sys.argv[1]))
 supervisor = Supervisor(print)
-supervisor.start(_guard(layout, take_lock(layout.lock)))
+supervisor.start(guard_child(layout, take_lock(layout.lock)))
 print("guarded", flush=True)
 time.sleep(600)
 """
@@ -72,9 +72,7 @@ def _eventually(condition: Callable[[], object], *, timeout_s: float = 20) -> No
         time.sleep(0.05)
 
 
-def test_a_child_that_died_is_started_again(
-    layout: Layout, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dead_child_is_restarted(layout: Layout, supervisor: Supervisor, capsys: pytest.CaptureFixture[str]) -> None:
     stopping = threading.Event()
     supervisor.start(_child(layout, "api", SLEEP))
     first = marked_processes(layout.local_id)[0]
@@ -87,15 +85,15 @@ def test_a_child_that_died_is_started_again(
     assert "api was killed by signal 9" in capsys.readouterr().out
 
 
-def test_a_child_that_ends_during_the_start_is_told_with_the_end_of_its_log(
+def test_child_that_ends_during_the_start_is_reported_with_the_end_of_its_log(
     layout: Layout, supervisor: Supervisor
 ) -> None:
     supervisor.start(_child(layout, "api", (sys.executable, "-c", "raise SystemExit('no such setting')")))
-    with pytest.raises(ChildFailedError, match=r"(?s)exit code 1.*no such setting"):
+    with pytest.raises(LocalError, match=r"(?s)exit code 1.*no such setting"):
         supervisor.wait_until(lambda: False, what="the service", timeout_s=20, stopping=threading.Event())
 
 
-def test_ending_everything_reaches_descendants_that_ignore_a_polite_end(layout: Layout, supervisor: Supervisor) -> None:
+def test_descendants_that_ignore_sigterm_are_killed(layout: Layout, supervisor: Supervisor) -> None:
     supervisor.start(_child(layout, "ray", STUBBORN))
     _eventually(lambda: len(marked_processes(layout.local_id)) == 2)
     assert end_everything(layout) == 2
@@ -103,7 +101,7 @@ def test_ending_everything_reaches_descendants_that_ignore_a_polite_end(layout: 
     assert not layout.runtime_dir.exists()
 
 
-def test_killing_one_child_leaves_the_others(layout: Layout, supervisor: Supervisor) -> None:
+def test_killing_one_child_leaves_the_others_running(layout: Layout, supervisor: Supervisor) -> None:
     supervisor.start(_child(layout, "ray", STUBBORN))
     supervisor.start(_child(layout, "api", SLEEP))
     _eventually(lambda: len(marked_processes(layout.local_id)) == 3)
@@ -111,7 +109,7 @@ def test_killing_one_child_leaves_the_others(layout: Layout, supervisor: Supervi
     assert [process.environ()["CLOISTER_LOCAL_CHILD"] for process in marked_processes(layout.local_id)] == ["api"]
 
 
-def test_the_guard_ends_everything_when_the_supervisor_is_killed(layout: Layout, supervisor: Supervisor) -> None:
+def test_guard_ends_everything_when_the_supervisor_is_killed(layout: Layout, supervisor: Supervisor) -> None:
     guarded = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, str(layout.data_dir)], stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""The limits of a project, from the client's side."""
+"""Limits of a project, through the official client."""
 
 import socket
 import time
@@ -31,7 +31,9 @@ def end(api_pool: Pool, batch: Batch, status: str) -> None:
         connection.execute("UPDATE batches SET status = %s WHERE id = %s", [status, batch.id])
 
 
-def test_fifty_creations_at_once_cannot_pass_a_limit(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
+def test_fifty_concurrent_creations_stay_within_the_limit(
+    client: openai.OpenAI, api_pool: Pool, project: Project
+) -> None:
     set_project(api_pool, project, {"max_enqueued_requests": 21})
     file_id = upload(client, 4)
 
@@ -47,7 +49,7 @@ def test_fifty_creations_at_once_cannot_pass_a_limit(client: openai.OpenAI, api_
     assert len(list(client.batches.list())) == 5
 
 
-def test_creations_in_the_same_moment_cannot_both_take_the_last_room(
+def test_simultaneous_creations_cannot_both_take_the_last_room(
     client: openai.OpenAI, api_pool: Pool, project: Project
 ) -> None:
     set_project(api_pool, project, {"max_enqueued_requests": 7})
@@ -63,7 +65,7 @@ def test_creations_in_the_same_moment_cannot_both_take_the_last_room(
     with ThreadPoolExecutor(3) as threads, api_pool.connection() as connection:
         connection.execute("SELECT FROM files WHERE id = %s FOR UPDATE", [file_id])
         codes = threads.map(code_of, range(3))
-        time.sleep(0.3)  # now each has to wait for the file, or for the one that does
+        time.sleep(0.3)  # now each waits for the file, or for the request that waits for it
         connection.commit()
         assert sorted(map(str, codes)) == ["None", "rate_limit_exceeded", "rate_limit_exceeded"]
 
@@ -76,7 +78,7 @@ def test_creations_in_the_same_moment_cannot_both_take_the_last_room(
         ("max_enqueued_tokens", 89, "token_limit_exceeded"),
     ],
 )
-def test_a_limit_is_released_when_a_batch_ends(
+def test_limit_is_released_when_a_batch_ends(
     *, client: openai.OpenAI, api_pool: Pool, project: Project, limit: str, value: int, code: str
 ) -> None:
     set_project(api_pool, project, {limit: value})
@@ -95,7 +97,7 @@ def test_a_limit_is_released_when_a_batch_ends(
     [("in_progress", False), ("finalizing", False), ("cancelling", False)]
     + [(status, True) for status in ("completed", "failed", "expired", "cancelled")],
 )
-def test_a_batch_counts_until_it_has_ended_in_any_way(
+def test_batch_counts_until_it_has_ended(
     *, client: openai.OpenAI, api_pool: Pool, project: Project, status: str, is_over: bool
 ) -> None:
     set_project(api_pool, project, {"max_batches_in_progress": 1})
@@ -107,7 +109,7 @@ def test_a_batch_counts_until_it_has_ended_in_any_way(
             create(client)
 
 
-def test_retry_after_is_when_the_first_batch_will_end(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
+def test_retry_after_is_the_eta_of_the_first_batch(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
     set_project(api_pool, project, {"max_batches_in_progress": 2})
     batches = [create(client), create(client)]
     with api_pool.connection() as connection:
@@ -118,9 +120,7 @@ def test_retry_after_is_when_the_first_batch_will_end(client: openai.OpenAI, api
     assert caught.value.response.headers["retry-after"] == "60"
 
 
-def test_a_batch_that_can_never_fit_is_not_to_be_sent_again(
-    client: openai.OpenAI, api_pool: Pool, project: Project
-) -> None:
+def test_batch_that_can_never_fit_must_not_be_retried(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
     set_project(api_pool, project, {"max_enqueued_requests": 4})
     with pytest.raises(openai.RateLimitError, match="split its input file") as caught:
         create(client, upload(client, 5))
@@ -129,7 +129,7 @@ def test_a_batch_that_can_never_fit_is_not_to_be_sent_again(
     assert list(client.batches.list()) == []
 
 
-def test_a_retry_that_finds_its_batch_is_never_refused(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
+def test_retry_that_finds_its_batch_is_never_refused(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
     by_key, by_count = {"Idempotency-Key": "k"}, {"x-stainless-retry-count": "1"}
     named, unnamed = create(client, extra_headers=by_key), create(client)
     set_project(api_pool, project, {"max_batches_in_progress": 0})
@@ -139,7 +139,7 @@ def test_a_retry_that_finds_its_batch_is_never_refused(client: openai.OpenAI, ap
         create(client, metadata={"new": "batch"}, extra_headers=by_count)
 
 
-def test_a_retry_of_a_refused_creation_does_not_find_an_older_batch(
+def test_retry_of_a_refused_creation_does_not_find_an_older_batch(
     client: openai.OpenAI, api_pool: Pool, project: Project
 ) -> None:
     set_project(api_pool, project, {"max_batches_in_progress": 1})
@@ -153,13 +153,13 @@ def test_a_retry_of_a_refused_creation_does_not_find_an_older_batch(
     assert create(client, extra_headers={"x-stainless-retry-count": "1"}).id == second.id
 
 
-def test_a_limit_that_is_taken_away_refuses_nothing(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
+def test_removed_limit_refuses_nothing(client: openai.OpenAI, api_pool: Pool, project: Project) -> None:
     set_project(api_pool, project, {"max_batches_in_progress": 0})
     set_project(api_pool, project, {"max_batches_in_progress": None})
     assert create(client).status == "validating"
 
 
-def test_the_limits_of_one_project_are_not_those_of_another(
+def test_limits_apply_to_one_project_only(
     stranger: openai.OpenAI, client: openai.OpenAI, api_pool: Pool, project: Project
 ) -> None:
     create(stranger)
@@ -167,7 +167,7 @@ def test_the_limits_of_one_project_are_not_those_of_another(
     assert create(client).status == "validating"
 
 
-def test_uploads_at_once_cannot_pass_the_limit_and_leave_nothing_behind(
+def test_concurrent_uploads_stay_within_the_limit_and_leave_no_objects(
     client: openai.OpenAI, api_pool: Pool, project: Project, store: MemoryObjectStore
 ) -> None:
     set_project(api_pool, project, {"max_stored_bytes": len(LINE) * 35})
@@ -185,7 +185,7 @@ def test_uploads_at_once_cannot_pass_the_limit_and_leave_nothing_behind(
     assert len(list(store.keys(""))) == len(list(client.files.list())) == 3
 
 
-def test_an_upload_that_cannot_fit_is_refused_before_it_is_read(
+def test_upload_that_cannot_fit_is_refused_before_it_is_read(
     base_url: str, api_key: str, api_pool: Pool, project: Project, store: MemoryObjectStore
 ) -> None:
     set_project(api_pool, project, {"max_stored_bytes": 1 << 20})
@@ -202,7 +202,7 @@ def test_an_upload_that_cannot_fit_is_refused_before_it_is_read(
     assert list(store.keys("")) == []
 
 
-def test_an_upload_of_untold_length_is_refused_once_it_is_known(
+def test_upload_without_content_length_is_refused_after_reading(
     http: httpx.Client, api_pool: Pool, project: Project, store: MemoryObjectStore
 ) -> None:
     set_project(api_pool, project, {"max_stored_bytes": 1000})
@@ -213,7 +213,7 @@ def test_an_upload_of_untold_length_is_refused_once_it_is_known(
     assert list(store.keys("")) == []
 
 
-def test_bytes_are_released_when_a_file_is_gone_and_not_when_it_is_hidden(
+def test_bytes_are_released_when_content_is_deleted_not_when_hidden(
     client: openai.OpenAI, api_pool: Pool, project: Project
 ) -> None:
     set_project(api_pool, project, {"max_stored_bytes": len(LINE) * 10})

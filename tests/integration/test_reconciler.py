@@ -1,4 +1,4 @@
-"""The reconciler on real Postgres and a directory store; the launcher's jobs write parts themselves."""
+"""The reconciler on real Postgres and a directory store, with jobs that the tests simulate."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ from service.reconciler.steps import advance, step
 from tests.integration.reconciler_harness import BATCH, FAILED, SUCCEEDED, Stack, commit, eventually, line
 
 
-def test_a_batch_goes_from_validating_to_completed(stack: Stack) -> None:
+def test_batch_goes_from_validating_to_completed(stack: Stack) -> None:
     def work(spec: JobSpec) -> JobStatus:
         commit(stack.store, spec.batch_id, 4, 1)
         commit(stack.store, spec.batch_id, 3, fails=True)
@@ -40,7 +40,7 @@ def test_a_batch_goes_from_validating_to_completed(stack: Stack) -> None:
     assert list(stack.store.keys(parts_prefix(BATCH))) == []
 
 
-def test_its_files_are_told_with_name_purpose_size_and_expiry(stack: Stack) -> None:
+def test_result_files_have_name_purpose_size_and_expiry(stack: Stack) -> None:
     stack.create(line(1))
     stack.sql("UPDATE batches SET output_expires_after_s = 3600")
     stack.advance()
@@ -52,13 +52,16 @@ def test_its_files_are_told_with_name_purpose_size_and_expiry(stack: Stack) -> N
     assert file["size_bytes"] == sum(map(len, stack.store.read(file_key(file["id"]))))
 
 
-def test_each_transition_leaves_an_event(stack: Stack) -> None:
-    test_a_batch_goes_from_validating_to_completed(stack)
+def test_each_transition_adds_an_event(stack: Stack) -> None:
+    stack.create(line(1))
+    stack.advance()
+    stack.end_job(1)
+    stack.advance()
     types = [row["type"] for row in stack.sql("SELECT type FROM batch_events ORDER BY id")]
     assert types == ["batch.in_progress", "job.launched", "batch.finalizing", "batch.completed"]
 
 
-def test_a_bad_input_file_fails_the_batch_with_all_its_errors(stack: Stack) -> None:
+def test_invalid_input_file_fails_the_batch_with_all_its_errors(stack: Stack) -> None:
     stack.create(*[line(1, model="none")] * 1_100)
     failed = stack.advance()
     assert (failed["status"], failed["error_count"], len(stack.errors())) == ("failed", 2_199, 1_000)
@@ -76,7 +79,7 @@ def test_a_bad_input_file_fails_the_batch_with_all_its_errors(stack: Stack) -> N
         ("UPDATE files SET project_id = 'q'", "does not exist"),
     ],
 )
-def test_an_input_file_that_cannot_be_used_fails_the_batch(stack: Stack, change: str, message: str) -> None:
+def test_unusable_input_file_fails_the_batch(stack: Stack, change: str, message: str) -> None:
     stack.create(line(1))
     stack.sql("INSERT INTO projects (id, name) VALUES ('q', 'q')")
     stack.sql(change)
@@ -86,7 +89,7 @@ def test_an_input_file_that_cannot_be_used_fails_the_batch(stack: Stack, change:
     assert message in error["message"]
 
 
-def test_a_model_that_cannot_run_here_fails_the_batch_at_validation(stack: Stack) -> None:
+def test_model_that_cannot_run_here_fails_the_batch_at_validation(stack: Stack) -> None:
     stack.launcher.refusals["demo"] = "no node pool has its accelerator a10g; add one"
     stack.create(line(1))
     assert stack.advance()["status"] == "failed"
@@ -96,7 +99,7 @@ def test_a_model_that_cannot_run_here_fails_the_batch_at_validation(stack: Stack
     assert stack.launcher.launched == []
 
 
-def test_a_model_that_can_no_longer_run_fails_the_batch_instead_of_its_next_attempt(stack: Stack) -> None:
+def test_model_that_can_no_longer_run_fails_the_batch_instead_of_a_retry(stack: Stack) -> None:
     stack.work = lambda _: FAILED
     stack.create(line(1))
     stack.advance()
@@ -107,14 +110,14 @@ def test_a_model_that_can_no_longer_run_fails_the_batch_instead_of_its_next_atte
     assert [error["code"] for error in stack.errors()] == ["model_unavailable"]
 
 
-def test_the_content_of_the_input_file_may_be_gone(stack: Stack) -> None:
+def test_missing_content_of_the_input_file_fails_the_batch(stack: Stack) -> None:
     stack.create(line(1))
     stack.store.delete(file_key(f"file-{BATCH}"))
     assert stack.advance()["status"] == "failed"
     assert "is gone. Upload it again." in stack.errors()[0]["message"]
 
 
-def test_a_failed_job_is_followed_by_another_after_a_while(stack: Stack) -> None:
+def test_failed_job_is_retried_after_a_pause(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
     stack.launcher.end(f"{BATCH}-1", FAILED)
@@ -125,7 +128,7 @@ def test_a_failed_job_is_followed_by_another_after_a_while(stack: Stack) -> None
     assert [spec.job_id for spec in stack.launcher.launched] == ["batch_1-1", "batch_1-2"]
 
 
-def test_four_failures_without_progress_fail_the_batch_and_hand_over_what_there_is(stack: Stack) -> None:
+def test_four_failures_without_progress_fail_the_batch_and_deliver_its_results(stack: Stack) -> None:
     stack.work = lambda _: FAILED
     stack.create(line(1), line(2))
     commit(stack.store, BATCH, 2)
@@ -136,10 +139,10 @@ def test_four_failures_without_progress_fail_the_batch_and_hand_over_what_there_
     assert (failed["status"], failed["completed"], failed["attempt"]) == ("failed", 1, 4)
     assert [row["custom_id"] for row in stack.file(failed["output_file_id"])] == ["id-2"]
     assert stack.errors()[0]["code"] == "job_failed"
-    assert stack.errors()[0]["message"].endswith("The last one said: ValueError: no such model directory")
+    assert stack.errors()[0]["message"].endswith("Error of the last attempt: ValueError: no such model directory")
 
 
-def test_failures_with_progress_between_them_go_on(stack: Stack) -> None:
+def test_failures_with_progress_between_them_are_retried(stack: Stack) -> None:
     def work(spec: JobSpec) -> JobStatus:
         commit(stack.store, BATCH, spec.attempt)
         return SUCCEEDED if spec.attempt == 8 else FAILED
@@ -152,7 +155,7 @@ def test_failures_with_progress_between_them_go_on(stack: Stack) -> None:
     assert stack.advance()["status"] == "completed"
 
 
-def test_a_job_that_says_it_succeeded_without_all_lines_has_failed(stack: Stack) -> None:
+def test_success_with_missing_lines_counts_as_failure(stack: Stack) -> None:
     stack.work = lambda _: SUCCEEDED
     stack.create(line(1))
     stack.advance()
@@ -161,7 +164,7 @@ def test_a_job_that_says_it_succeeded_without_all_lines_has_failed(stack: Stack)
     assert "0 of 1 lines have a result" in event["data"]["reason"]
 
 
-def test_a_forgotten_job_is_followed_by_another(stack: Stack) -> None:
+def test_lost_job_is_retried(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
     stack.launcher.forget()
@@ -170,11 +173,11 @@ def test_a_forgotten_job_is_followed_by_another(stack: Stack) -> None:
     stack.forget_backoff()
     assert stack.advance()["launch_after"] is None
     stack.launcher.forget()
-    commit(stack.store, BATCH, 1)  # it got on before it was lost
+    commit(stack.store, BATCH, 1)  # it made progress before it was lost
     assert stack.advance()["failed_attempts"] == 1
 
 
-def test_a_launcher_that_forgets_each_job_fails_the_batch_in_the_end(stack: Stack) -> None:
+def test_launcher_that_loses_each_job_fails_the_batch(stack: Stack) -> None:
     stack.create(line(1))
     for _ in range(6):
         stack.advance()
@@ -182,10 +185,10 @@ def test_a_launcher_that_forgets_each_job_fails_the_batch_in_the_end(stack: Stac
         batch = stack.advance()
         stack.forget_backoff()
     assert (batch["status"], batch["attempt"]) == ("failed", 4)
-    assert "the launcher does not know the job any more" in stack.errors()[0]["message"]
+    assert "the launcher no longer knows the job" in stack.errors()[0]["message"]
 
 
-def test_an_unreachable_launcher_changes_nothing(stack: Stack) -> None:
+def test_unreachable_launcher_changes_nothing(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
     before = stack.batch()
@@ -195,27 +198,27 @@ def test_an_unreachable_launcher_changes_nothing(stack: Stack) -> None:
     assert stack.batch() == before
 
 
-def test_a_launch_that_was_not_noted_is_no_second_job(stack: Stack) -> None:
+def test_unrecorded_launch_makes_no_second_job(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
-    stack.sql("UPDATE batches SET launch_after = now()")  # as if killed between launching and noting it
+    stack.sql("UPDATE batches SET launch_after = now()")  # as if killed between launching and recording it
     assert stack.advance()["launch_after"] is None
     assert len(stack.launcher.launched) == 1
 
 
-def test_no_more_jobs_run_than_are_allowed_and_the_next_starts_when_one_ends(stack: Stack) -> None:
+def test_next_job_starts_when_one_of_the_allowed_number_ends(stack: Stack) -> None:
     for number in (1, 2, 3):
         stack.create(line(1), batch_id=f"batch_{number}")
-        advance(stack.context, f"batch_{number}")
+        advance(stack.backends, f"batch_{number}")
     assert len(stack.launcher.launched) == 2
     commit(stack.store, BATCH, 1)
     stack.launcher.end("batch_1-1", SUCCEEDED)
     stack.advance()
-    advance(stack.context, "batch_3")
+    advance(stack.backends, "batch_3")
     assert [spec.batch_id for spec in stack.launcher.launched] == ["batch_1", "batch_2", "batch_3"]
 
 
-def test_cancelling_keeps_what_is_there(stack: Stack) -> None:
+def test_cancelled_batch_delivers_its_results(stack: Stack) -> None:
     stack.create(line(1), line(2), line(3))
     stack.advance()
     commit(stack.store, BATCH, 2)
@@ -228,14 +231,14 @@ def test_cancelling_keeps_what_is_there(stack: Stack) -> None:
     assert (len(stack.file(cancelled["output_file_id"])), cancelled["error_file_id"]) == (1, None)
 
 
-def test_cancelling_before_anything_ran_leaves_no_files(stack: Stack) -> None:
+def test_batch_cancelled_before_its_job_has_no_files(stack: Stack) -> None:
     stack.create(line(1))
     stack.cancel()
     cancelled = stack.advance()
     assert (cancelled["status"], cancelled["output_file_id"], cancelled["error_file_id"]) == ("cancelled", None, None)
 
 
-def test_a_batch_past_its_deadline_expires_with_a_line_for_each_request_that_did_not_run(stack: Stack) -> None:
+def test_expired_batch_has_an_error_line_for_each_request_that_did_not_run(stack: Stack) -> None:
     stack.create(line(1), line(2), line(3))
     stack.advance()
     commit(stack.store, BATCH, 2)
@@ -248,21 +251,21 @@ def test_a_batch_past_its_deadline_expires_with_a_line_for_each_request_that_did
     assert [row["custom_id"] for row in stack.file(expired["output_file_id"])] == ["id-2"]
 
 
-def test_a_batch_that_never_ran_before_its_deadline_expires(stack: Stack) -> None:
+def test_batch_that_never_ran_expires_at_its_deadline(stack: Stack) -> None:
     stack.create(line(1), hours=-1)
     expired = stack.advance()
     assert (expired["status"], expired["output_file_id"], expired["failed"]) == ("expired", None, 1)
     assert stack.launcher.launched == []
 
 
-def test_expiry_survives_the_loss_of_the_input_file(stack: Stack) -> None:
+def test_batch_expires_without_its_input_file(stack: Stack) -> None:
     stack.create(line(1), hours=-1)
-    step(stack.context, BATCH)
+    step(stack.backends, BATCH)
     stack.store.delete(file_key(f"file-{BATCH}"))
     assert stack.advance()["status"] == "expired"
 
 
-def test_a_batch_that_was_done_at_its_deadline_is_completed(stack: Stack) -> None:
+def test_batch_whose_lines_are_done_at_its_deadline_completes(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
     commit(stack.store, BATCH, 1)
@@ -271,12 +274,12 @@ def test_a_batch_that_was_done_at_its_deadline_is_completed(stack: Stack) -> Non
     assert stack.advance()["status"] == "completed"
 
 
-def test_a_cancel_during_assembly_wins(stack: Stack) -> None:
+def test_cancel_before_assembly_wins(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
     commit(stack.store, BATCH, 1)
     stack.launcher.end(f"{BATCH}-1", SUCCEEDED)
-    step(stack.context, BATCH)
+    step(stack.backends, BATCH)
     assert stack.batch()["status"] == "finalizing"
     stack.cancel()
     assert stack.advance()["status"] == "cancelled"
@@ -294,7 +297,7 @@ class DyingStore(DirectoryObjectStore):
 
     def put(self, key: str, chunks: Any) -> Any:
         stored = super().put(key, chunks)
-        self._count()  # after the write: what is interrupted is what follows
+        self._count()  # after the write, to interrupt what follows
         return stored
 
     def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
@@ -307,7 +310,7 @@ class DyingStore(DirectoryObjectStore):
 
 
 @pytest.mark.parametrize("call", range(1, 9))
-def test_an_interruption_anywhere_is_made_good(pool: Pool, tmp_path: Path, call: int) -> None:
+def test_assembly_recovers_from_an_error_of_the_store_at_any_call(pool: Pool, tmp_path: Path, call: int) -> None:
     store = DyingStore(tmp_path / "objects")
     stack = Stack(pool, store, tmp_path)
     stack.create(line(1), line(2))
@@ -328,15 +331,15 @@ def test_an_interruption_anywhere_is_made_good(pool: Pool, tmp_path: Path, call:
 
 @pytest.fixture
 def loop(stack: Stack, database_url: str) -> Iterator[threading.Thread]:
-    thread = threading.Thread(target=run, args=(stack.context, database_url))
+    thread = threading.Thread(target=run, args=(stack.backends, database_url))
     thread.start()
     yield thread
-    stack.context.stopping.set()
+    stack.backends.stopping.set()
     thread.join()
 
 
 @pytest.mark.usefixtures("loop")
-def test_the_loop_is_woken_by_a_new_batch_and_one_bad_batch_stops_no_other(stack: Stack) -> None:
+def test_new_batch_wakes_the_loop_and_a_defect_in_one_batch_stops_no_other(stack: Stack) -> None:
     def work(spec: JobSpec) -> JobStatus:
         if spec.batch_id == "batch_bad":
             raise RuntimeError("a defect")
@@ -344,7 +347,7 @@ def test_the_loop_is_woken_by_a_new_batch_and_one_bad_batch_stops_no_other(stack
         return SUCCEEDED
 
     stack.work = work
-    time.sleep(0.5)  # idle now: it would look by itself only after ten seconds
+    time.sleep(0.5)  # idle now: the next pass would begin after ten seconds
     began = time.monotonic()
     stack.create(line(1), batch_id="batch_bad")
     stack.create(line(1))
@@ -353,7 +356,7 @@ def test_the_loop_is_woken_by_a_new_batch_and_one_bad_batch_stops_no_other(stack
 
 
 @pytest.mark.usefixtures("loop")
-def test_the_loop_goes_on_after_its_connections_were_cut(stack: Stack) -> None:
+def test_loop_continues_after_its_connections_were_cut(stack: Stack) -> None:
     time.sleep(0.5)
     stack.sql(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -363,14 +366,14 @@ def test_the_loop_goes_on_after_its_connections_were_cut(stack: Stack) -> None:
     eventually(lambda: stack.batch()["status"] == "in_progress")
 
 
-def test_a_second_reconciler_waits_for_the_first(stack: Stack, database_url: str) -> None:
+def test_second_reconciler_waits_for_the_first(stack: Stack, database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as leader:
         leader.execute("SELECT pg_advisory_lock(7203002)")
-        thread = threading.Thread(target=run, args=(stack.context, database_url))
+        thread = threading.Thread(target=run, args=(stack.backends, database_url))
         thread.start()
         stack.create(line(1))
         time.sleep(1.5)
         assert stack.batch()["status"] == "validating"
     eventually(lambda: stack.batch()["status"] == "in_progress")
-    stack.context.stopping.set()
+    stack.backends.stopping.set()
     thread.join()

@@ -1,4 +1,4 @@
-"""How a batch ends when it is cancelled, its deadline passes or its input file goes, in each of its states."""
+"""Ends of a batch: a cancel, the deadline or the loss of the input file in each of its states."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ray_job.contract.object_keys import batch_prefix, file_key, part_key
-from ray_job.contract.parts import part_id
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
 from service.errors import LauncherError
@@ -24,25 +23,25 @@ def validating(stack: Stack) -> None:
 
 def queued(stack: Stack) -> None:
     validating(stack)
-    step(stack.context, BATCH)
+    step(stack.backends, BATCH)
 
 
 def running(stack: Stack) -> None:
     queued(stack)
-    step(stack.context, BATCH)
+    step(stack.backends, BATCH)
     commit(stack.store, BATCH, 2)
 
 
 def waiting_for_another_attempt(stack: Stack) -> None:
     running(stack)
     stack.launcher.forget()
-    step(stack.context, BATCH)
+    step(stack.backends, BATCH)
 
 
 def finalizing(stack: Stack) -> None:
     running(stack)
     stack.end_job(1)
-    step(stack.context, BATCH)
+    step(stack.backends, BATCH)
 
 
 def cancelling(stack: Stack) -> None:
@@ -77,7 +76,7 @@ def file_expired(stack: Stack) -> None:
     stack.sql("UPDATE files SET expires_at = now()")
 
 
-# State, what happens, how it ends, how many lines are in the output and in the error file.
+# State, event, final state, lines in the output file, lines in the error file.
 ENDS: list[tuple[Callable[[Stack], None], Callable[[Stack], None], str, int, int]] = [
     (validating, cancel, "cancelled", 0, 0),
     (validating, deadline, "expired", 0, 2),
@@ -119,7 +118,7 @@ def lines_of(stack: Stack, file_id: str | None) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("state", "event", "status", "output", "error"), ENDS)
-def test_the_truth_table_of_ends(  # noqa: PLR0917 - the columns of the table
+def test_end_of_a_batch(  # noqa: PLR0917 - the columns of the table
     stack: Stack,
     state: Callable[[Stack], None],
     event: Callable[[Stack], None],
@@ -137,14 +136,14 @@ def test_the_truth_table_of_ends(  # noqa: PLR0917 - the columns of the table
     assert list(stack.store.keys(batch_prefix(BATCH))) == []
 
 
-def test_a_batch_that_fails_in_validation_past_its_deadline_says_what_was_wrong(stack: Stack) -> None:
+def test_invalid_batch_past_its_deadline_fails_with_its_errors(stack: Stack) -> None:
     stack.create(line(1, model="none"), hours=-1)
     assert stack.advance()["status"] == "failed"
     assert stack.errors()[0]["code"] == "model_not_found"
 
 
 class Meddling(DirectoryObjectStore):
-    """Does something once, when the given kind of object is read or written."""
+    """Calls ``meddle`` once, when an object of the given kind is read or written."""
 
     meddle: Callable[[], None] | None = None
     when: tuple[str, str] = ("", "")
@@ -176,7 +175,7 @@ def meddled(pool: Pool, tmp_path: Path) -> tuple[Stack, Meddling]:
 
 
 @pytest.mark.parametrize("when", [("read", "batches"), ("put", "files")])
-def test_a_cancel_in_the_middle_of_assembly_wins(meddled: tuple[Stack, Meddling], when: tuple[str, str]) -> None:
+def test_cancel_during_assembly_wins(meddled: tuple[Stack, Meddling], when: tuple[str, str]) -> None:
     stack, store = meddled
     finalizing(stack)
     store.meddle, store.when = stack.cancel, when
@@ -185,7 +184,7 @@ def test_a_cancel_in_the_middle_of_assembly_wins(meddled: tuple[Stack, Meddling]
     assert len(stack.sql("SELECT id FROM files WHERE purpose = 'batch_output'")) == 1
 
 
-def test_a_cancel_after_the_end_changes_nothing(stack: Stack) -> None:
+def test_cancel_after_the_end_changes_nothing(stack: Stack) -> None:
     finalizing(stack)
     done = stack.advance()
     stack.cancel()
@@ -193,7 +192,7 @@ def test_a_cancel_after_the_end_changes_nothing(stack: Stack) -> None:
     assert stack.batch()["completed_at"] == done["completed_at"]
 
 
-def test_a_cancel_during_validation_wins(meddled: tuple[Stack, Meddling]) -> None:
+def test_cancel_during_validation_wins(meddled: tuple[Stack, Meddling]) -> None:
     stack, store = meddled
     validating(stack)
     store.meddle, store.when = stack.cancel, ("read", "files")
@@ -201,12 +200,12 @@ def test_a_cancel_during_validation_wins(meddled: tuple[Stack, Meddling]) -> Non
     assert (batch["status"], batch["in_progress_at"], stack.launcher.launched) == ("cancelled", None, [])
 
 
-def test_a_cancel_of_an_expiring_batch_leaves_no_lines_that_expired(meddled: tuple[Stack, Meddling]) -> None:
+def test_cancel_of_an_expiring_batch_leaves_no_expired_lines(meddled: tuple[Stack, Meddling]) -> None:
     stack, store = meddled
     running(stack)
     deadline(stack)
-    step(stack.context, BATCH)
-    step(stack.context, BATCH)
+    step(stack.backends, BATCH)
+    step(stack.backends, BATCH)
     assert stack.batch()["status"] == "finalizing"
     store.meddle, store.when = stack.cancel, ("put", "files")
     batch = stack.advance()
@@ -214,7 +213,7 @@ def test_a_cancel_of_an_expiring_batch_leaves_no_lines_that_expired(meddled: tup
     assert len(list(stack.store.keys(file_key("file-")))) == 2
 
 
-def test_an_assembly_that_another_has_overtaken_does_not_touch_the_files(meddled: tuple[Stack, Meddling]) -> None:
+def test_overtaken_assembly_does_not_replace_the_files(meddled: tuple[Stack, Meddling]) -> None:
     stack, store = meddled
     cancelling(stack)
     stack.advance()
@@ -236,7 +235,7 @@ def test_an_assembly_that_another_has_overtaken_does_not_touch_the_files(meddled
         ("UPDATE batches SET status = 'cancelling', cancelling_at = now() - interval '6 min'", "cancelled"),
     ],
 )
-def test_a_launcher_that_is_gone_keeps_a_batch_from_its_end_for_five_minutes_only(
+def test_unreachable_launcher_delays_the_end_of_a_batch_by_five_minutes(
     stack: Stack, overdue: str, status: str
 ) -> None:
     running(stack)
@@ -256,7 +255,7 @@ def test_a_launcher_that_is_gone_keeps_a_batch_from_its_end_for_five_minutes_onl
     assert list(stack.store.keys(batch_prefix(BATCH))) == []
 
 
-# State, how it ends, how many lines are in the output and in the error file, how many problems are told.
+# State, final state, lines in the output file, lines in the error file, reported problems.
 DAMAGED: list[tuple[Callable[[Stack], None], str, int, int, int]] = [
     (finalizing, "failed", 1, 0, 1),
     (cancelling, "cancelled", 0, 0, 1),
@@ -266,11 +265,11 @@ DAMAGED: list[tuple[Callable[[Stack], None], str, int, int, int]] = [
 
 
 @pytest.mark.parametrize(("state", "status", "output", "error", "problems"), DAMAGED)
-def test_a_damaged_part_costs_its_own_lines_and_no_others(  # noqa: PLR0917 - the columns of the table
+def test_damaged_part_loses_only_its_own_lines(  # noqa: PLR0917 - the columns of the table
     stack: Stack, state: Callable[[Stack], None], status: str, output: int, error: int, problems: int
 ) -> None:
     state(stack)
-    key = part_key(BATCH, part_id([2]))
+    key = part_key(BATCH, [2])
     stack.store.put(key, [b"".join(stack.store.read(key))[:-1]])
     batch = run_to_its_end(stack)
     assert (batch["status"], batch["completed"], batch["failed"]) == (status, output, error)
@@ -280,27 +279,27 @@ def test_a_damaged_part_costs_its_own_lines_and_no_others(  # noqa: PLR0917 - th
         problems,
         "assembly_failed",
     )
-    assert f"{output} of 2 lines have a result that can be read" in stack.errors()[-1]["message"]
+    assert f"{output} of 2 lines have a readable result" in stack.errors()[-1]["message"]
     assert key in stack.errors()[-1]["message"]
 
 
-def test_a_damaged_part_whose_lines_stand_in_another_costs_nothing(stack: Stack) -> None:
+def test_damaged_part_whose_lines_are_in_another_part_loses_nothing(stack: Stack) -> None:
     finalizing(stack)
     commit(stack.store, BATCH, 1, 2)
-    key = part_key(BATCH, part_id([2]))
+    key = part_key(BATCH, [2])
     stack.store.put(key, [b"".join(stack.store.read(key))[:-1]])
     batch = stack.advance()
     assert (batch["status"], batch["completed"], stack.errors()) == ("completed", 2, [])
 
 
-def test_a_workspace_without_room_is_told_once_and_tried_again(stack: Stack, tmp_path: Path) -> None:
+def test_full_workspace_is_reported_once_and_retried(stack: Stack, tmp_path: Path) -> None:
     finalizing(stack)
     missing = tmp_path / "workspace"
-    stack.context = dataclasses.replace(stack.context, workspace=Workspace(missing))
+    stack.backends = dataclasses.replace(stack.backends, workspace=Workspace(missing))
     for _ in range(2):
         with pytest.raises(FileNotFoundError):
             stack.advance()
     (event,) = stack.sql("SELECT data ->> 'reason' AS reason FROM batch_events WHERE type = 'batch.waiting'")
-    assert event["reason"].endswith("tried again: No such file or directory")
+    assert event["reason"].endswith("will be retried: No such file or directory")
     missing.mkdir()
     assert stack.advance()["status"] == "completed"

@@ -1,4 +1,4 @@
-"""A batch is given up: the reason is written down first, and nothing of its job is lost or left behind."""
+"""Giving up a batch: the reason is recorded first, and no result or job is lost or left behind."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ NO_MODEL = JobStatus(state=JobState.FAILED, message="the model is not in the obj
 
 
 class AwayStore(DirectoryObjectStore):
-    """Cannot be written while it is away."""
+    """Cannot delete while it is away."""
 
     is_away = False
 
@@ -32,7 +32,7 @@ class AwayStore(DirectoryObjectStore):
 
 
 class StubbornLauncher(MemoryLauncher):
-    """Its jobs do not stop."""
+    """Has jobs that do not stop."""
 
     def stop(self, job_id: str) -> None:
         """Takes no effect."""
@@ -55,7 +55,7 @@ def parts(stack: Stack) -> list[str]:
     return list(stack.store.keys(batch_prefix(BATCH)))
 
 
-def test_what_a_job_commits_until_it_has_stopped_is_handed_over(stuck: Stack) -> None:
+def test_results_committed_before_the_job_stops_are_delivered(stuck: Stack) -> None:
     commit(stuck.store, BATCH, 1)
     assert stuck.advance()["status"] == "in_progress"
     assert stuck.launcher.status(JOB).state is JobState.STOPPED
@@ -65,7 +65,7 @@ def test_what_a_job_commits_until_it_has_stopped_is_handed_over(stuck: Stack) ->
     assert [row["custom_id"] for row in stuck.file(failed["output_file_id"])] == ["id-1", "id-3"]
 
 
-def test_the_reason_outlives_a_store_that_is_away_and_a_job_that_is_forgotten(pool: Pool, tmp_path: Path) -> None:
+def test_reason_survives_an_outage_of_the_store_and_the_loss_of_the_job(pool: Pool, tmp_path: Path) -> None:
     store = AwayStore(tmp_path / "objects")
     stack = Stack(pool, store, tmp_path)
     stack.create(line(1))
@@ -82,19 +82,19 @@ def test_the_reason_outlives_a_store_that_is_away_and_a_job_that_is_forgotten(po
     assert "no such image" in reasons(stack)[0]
 
 
-def test_a_process_that_dies_before_it_stops_the_job_stops_it_later(stuck: Stack) -> None:
-    step(stuck.context, BATCH)
+def test_job_is_stopped_after_a_crash_that_followed_the_decision(stuck: Stack) -> None:
+    step(stuck.backends, BATCH)
     assert (stuck.batch()["giving_up_code"], stuck.launcher.status(JOB)) == ("job_failed", STUCK)
-    stuck.launcher.end(JOB, JobStatus(state=JobState.RUNNING))  # it is stuck no more: too late
+    stuck.launcher.end(JOB, JobStatus(state=JobState.RUNNING))  # it is no longer stuck, but too late
     stuck.advance()
     assert stuck.advance()["status"] == "failed"
     assert "no such image" in reasons(stuck)[0]
 
 
-def test_a_job_that_does_not_stop_keeps_the_parts_and_not_the_batch(stuck: Stack) -> None:
+def test_job_that_does_not_stop_delays_the_deletion_of_parts_only(stuck: Stack) -> None:
     stubborn = StubbornLauncher(lambda _: STUCK)
     stubborn.launch(stuck.launcher.launched[0])
-    stuck.context = dataclasses.replace(stuck.context, launcher=stubborn)
+    stuck.backends = dataclasses.replace(stuck.backends, launcher=stubborn)
     assert stuck.advance()["status"] == "in_progress"
     stuck.sql("UPDATE batches SET giving_up_at = giving_up_at - interval '6 min'")
     assert stuck.advance()["status"] == "failed"
@@ -105,33 +105,33 @@ def test_a_job_that_does_not_stop_keeps_the_parts_and_not_the_batch(stuck: Stack
     assert parts(stuck) == []
 
 
-def test_a_cancel_while_a_batch_is_given_up_wins(stuck: Stack) -> None:
+def test_cancel_of_a_batch_that_is_given_up_wins(stuck: Stack) -> None:
     stuck.advance()
     stuck.cancel()
     assert stuck.advance()["status"] == "cancelled"
     assert reasons(stuck) == []
 
 
-def test_a_batch_with_results_waits_for_what_its_job_wants(stuck: Stack) -> None:
+def test_stuck_job_of_a_batch_with_results_is_not_given_up(stuck: Stack) -> None:
     stuck.sql("UPDATE batches SET completed = 1")
     assert stuck.advance()["giving_up_at"] is None
     (event,) = stuck.sql("SELECT data FROM batch_events WHERE type = 'job.waiting'")
     assert event["data"] == {"job_id": JOB, "reason": "no such image"}
 
 
-def test_a_job_that_would_fail_again_is_the_last(stack: Stack) -> None:
+def test_final_failure_is_not_retried(stack: Stack) -> None:
     stack.create(line(1))
     stack.work = lambda _: NO_MODEL
     stack.advance()
     failed = stack.advance()
     assert (failed["status"], failed["attempt"], len(stack.launcher.launched)) == ("failed", 1, 1)
-    assert "would fail again: the model is not in the object store. Once" in reasons(stack)[0]
+    assert "a retry would fail too: the model is not in the object store. Fix" in reasons(stack)[0]
 
 
-def test_a_launch_that_was_not_noted_is_stopped_when_its_model_is_gone(stack: Stack) -> None:
+def test_unrecorded_launch_is_stopped_if_its_model_can_no_longer_run(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
-    stack.sql("UPDATE batches SET launch_after = now()")  # as if killed between launching and noting it
+    stack.sql("UPDATE batches SET launch_after = now()")  # as if killed between launching and recording it
     stack.launcher.refusals["demo"] = "its node pool is gone"
     batch = stack.advance()
     assert (batch["status"], batch["launch_after"]) == ("in_progress", None)
@@ -139,7 +139,7 @@ def test_a_launch_that_was_not_noted_is_stopped_when_its_model_is_gone(stack: St
     assert stack.advance()["status"] == "failed"
 
 
-def test_a_launch_that_is_refused_is_told_and_ends_the_batch_after_half_an_hour(stack: Stack) -> None:
+def test_refused_launch_is_reported_and_ends_the_batch_after_half_an_hour(stack: Stack) -> None:
     def refuse(_: object) -> JobStatus:
         raise LaunchRefusedError("answered 403: forbidden")
 
@@ -156,7 +156,7 @@ def test_a_launch_that_is_refused_is_told_and_ends_the_batch_after_half_an_hour(
     assert "was refused for 30 minutes: answered 403: forbidden." in reasons(stack)[0]
 
 
-def test_a_launcher_that_is_away_in_between_refuses_nothing(stack: Stack) -> None:
+def test_unreachable_launcher_resets_the_time_of_refusal(stack: Stack) -> None:
     def away(_: object) -> JobStatus:
         raise LauncherError("cannot reach the Kubernetes API")
 
@@ -169,7 +169,7 @@ def test_a_launcher_that_is_away_in_between_refuses_nothing(stack: Stack) -> Non
     assert (batch["status"], batch["launch_refused_at"]) == ("in_progress", None)
 
 
-def test_the_log_does_not_hold_what_a_job_said(stack: Stack) -> None:
+def test_log_omits_the_messages_of_jobs(stack: Stack) -> None:
     stack.create(line(1))
     stack.work = lambda _: FAILED
     with structlog.testing.capture_logs() as logged:

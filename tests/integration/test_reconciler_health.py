@@ -1,4 +1,4 @@
-"""The reconciler's own HTTP, by real requests."""
+"""The reconciler's HTTP endpoints, through real requests."""
 
 import contextlib
 import dataclasses
@@ -18,6 +18,7 @@ import pytest
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
 from service.errors import ObjectStoreError
+from service.local.ray_head import free_ports
 from service.reconciler.health import serve_health
 from tests.integration.reconciler_harness import SUCCEEDED, Stack, commit, eventually, line, looping
 
@@ -25,27 +26,25 @@ from tests.integration.reconciler_harness import SUCCEEDED, Stack, commit, event
 @pytest.fixture
 def health(stack: Stack) -> Iterator[httpx.Client]:
     with (
-        serve_health(stack.context, host="127.0.0.1", port=0) as port,
+        serve_health(stack.backends, host="127.0.0.1", port=0) as port,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
         yield client
 
 
-def test_it_is_alive_until_the_loop_is_silent_for_half_a_minute(stack: Stack, health: httpx.Client) -> None:
+def test_healthz_fails_if_the_loop_has_not_run_for_half_a_minute(stack: Stack, health: httpx.Client) -> None:
     assert health.get("/healthz").status_code == 200
-    stack.context.pulse.beat_at = time.monotonic() - 31
+    stack.backends.metrics.beat_at = time.monotonic() - 31
     silent = health.get("/healthz")
-    assert (silent.status_code, silent.json()["missing"]) == (503, ["the loop gave no sign of life for 31 s"])
+    assert (silent.status_code, silent.json()["missing"]) == (503, ["the loop has not run for 31 s"])
 
 
-def test_one_leads_the_other_stands_by_and_both_are_ready(
-    stack: Stack, health: httpx.Client, database_url: str
-) -> None:
+def test_leader_and_standby_are_both_ready(stack: Stack, health: httpx.Client, database_url: str) -> None:
     assert health.get("/readyz").json() == {"status": "ok", "role": "standby"}
     with psycopg.connect(database_url, autocommit=True) as other:
         other.execute("SELECT pg_advisory_lock(7203002)")
-        with looping(stack.context, database_url):
-            stack.context.pulse.beat_at = 0
+        with looping(stack.backends, database_url):
+            stack.backends.metrics.beat_at = 0
             eventually(lambda: health.get("/healthz").json() == {"status": "ok", "role": "standby"})
             other.execute("SELECT pg_advisory_unlock(7203002)")
             eventually(lambda: health.get("/readyz").json() == {"status": "ok", "role": "leading"})
@@ -59,15 +58,15 @@ class Unreachable(DirectoryObjectStore):
         raise ObjectStoreError("no")
 
 
-def test_what_is_missing_is_told(pool: Pool, tmp_path: Path) -> None:
+def test_readyz_names_the_unavailable_backends(pool: Pool, tmp_path: Path) -> None:
     stack = Stack(pool, Unreachable(tmp_path / "objects"), tmp_path)
     stack.sql("DROP TABLE batches CASCADE")
-    with serve_health(stack.context, host="127.0.0.1", port=0) as port:
+    with serve_health(stack.backends, host="127.0.0.1", port=0) as port:
         answer = httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False)
     assert (answer.status_code, answer.json()["missing"]) == (503, ["database", "object store"])
 
 
-def test_the_metrics_tell_what_happened(stack: Stack, health: httpx.Client, database_url: str) -> None:
+def test_metrics_count_launches_failures_and_removals(stack: Stack, health: httpx.Client, database_url: str) -> None:
     def work(spec: object) -> object:
         commit(stack.store, "good", 1)
         if spec.batch_id == "bad":  # type: ignore[attr-defined]
@@ -75,10 +74,10 @@ def test_the_metrics_tell_what_happened(stack: Stack, health: httpx.Client, data
         return SUCCEEDED
 
     stack.work = work  # type: ignore[assignment]
-    stack.context = dataclasses.replace(stack.context, max_running_jobs=2)
+    stack.backends = dataclasses.replace(stack.backends, max_running_jobs=2)
     stack.create(line(1), batch_id="good")
     stack.create(line(1), batch_id="bad")
-    with looping(stack.context, database_url):
+    with looping(stack.backends, database_url):
         eventually(lambda: stack.batch("good")["status"] == "completed")
         eventually(lambda: "cloister_reconciler_step_failures_total{" in health.get("/metrics").text)
         text = health.get("/metrics").text
@@ -88,7 +87,7 @@ def test_the_metrics_tell_what_happened(stack: Stack, health: httpx.Client, data
     assert "cloister_reconciler_pass_duration_seconds_count" in text
 
 
-def test_there_is_nothing_else(health: httpx.Client) -> None:
+def test_other_paths_are_not_found(health: httpx.Client) -> None:
     assert health.get("/").status_code == 404
     assert health.post("/healthz").status_code == 501
 
@@ -96,9 +95,7 @@ def test_there_is_nothing_else(health: httpx.Client) -> None:
 @pytest.fixture
 def environment(database_url: str, tmp_path: Path) -> dict[str, str]:
     (tmp_path / "models.yaml").write_text("models:\n  - id: demo\n    source: /models/demo\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     return {
         **os.environ,
         "CLOISTER_DATABASE_URL": database_url,
@@ -108,7 +105,7 @@ def environment(database_url: str, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_the_process_answers_on_its_port_and_ends_when_told(environment: dict[str, str]) -> None:
+def test_process_serves_its_port_and_ends_on_sigterm(environment: dict[str, str]) -> None:
     url = f"http://127.0.0.1:{environment['CLOISTER_HEALTH_PORT']}/readyz"
 
     def leads() -> bool:
@@ -126,7 +123,7 @@ def test_the_process_answers_on_its_port_and_ends_when_told(environment: dict[st
         assert process.wait(timeout=15) == 0
 
 
-def test_a_port_that_is_taken_ends_the_process_with_the_settings_name(environment: dict[str, str]) -> None:
+def test_port_in_use_ends_the_process_with_the_name_of_the_setting(environment: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", int(environment["CLOISTER_HEALTH_PORT"]))):
         ended = subprocess.run(
             [sys.executable, "-m", "service.reconciler"], env=environment, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""What is noted of a batch's jobs: when they held their GPUs, and how many there were."""
+"""Records of a batch's jobs: start, waiting, end and GPU seconds."""
 
 import dataclasses
 from datetime import datetime
@@ -10,9 +10,8 @@ import pytest
 from ray_job.contract.job_spec import ModelSpec
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
-from service.model_catalogue import Catalogue, CatalogueModel
+from service.model_catalogue import CatalogueModel
 from service.ports import JobState, JobStatus
-from service.reconciler.jobs import gpus_of
 from tests.integration.reconciler_harness import BATCH, FAILED, Stack, commit, line
 
 MODEL = ModelSpec(id="demo", source="x", accelerator="a10g", tensor_parallel_size=2, concurrency=3)
@@ -20,10 +19,10 @@ MODEL = ModelSpec(id="demo", source="x", accelerator="a10g", tensor_parallel_siz
 
 @pytest.fixture
 def on_gpus(pool: Pool, tmp_path: Path) -> Stack:
-    """A batch whose job runs on six GPUs since ten seconds."""
+    """A batch whose job has run on six GPUs for ten seconds."""
     stack = Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path)
-    catalogue = Catalogue(models={"demo": CatalogueModel(spec=MODEL)})
-    stack.context = dataclasses.replace(stack.context, catalogue=catalogue)
+    catalogue = {"demo": CatalogueModel(spec=MODEL)}
+    stack.backends = dataclasses.replace(stack.backends, catalogue=catalogue)
     stack.create(line(1), line(2))
     stack.advance()
     stack.advance()
@@ -41,14 +40,16 @@ def totals(stack: Stack) -> dict[str, Any]:
         (MODEL, 6),
         (dataclasses.replace(MODEL, pipeline_parallel_size=2), 12),
         (dataclasses.replace(MODEL, accelerator="cpu"), 0),
-        (dataclasses.replace(MODEL, lane="http", base_url="http://x/v1"), 0),
+        (dataclasses.replace(MODEL, engine="http", base_url="http://x/v1"), 0),
     ],
 )
-def test_a_job_holds_the_gpus_of_all_its_engines(model: ModelSpec, gpus: int) -> None:
-    assert gpus_of(model) == gpus
+def test_job_reserves_the_gpus_of_all_its_engines(stack: Stack, model: ModelSpec, gpus: int) -> None:
+    stack.backends = dataclasses.replace(stack.backends, catalogue={"demo": CatalogueModel(spec=model)})
+    stack.create(line(1))
+    assert stack.advance()["gpus"] == gpus
 
 
-def test_a_job_that_is_stuck_is_stopped_and_its_batch_fails_with_what_was_committed(on_gpus: Stack) -> None:
+def test_stuck_job_is_stopped_and_its_batch_fails_with_its_results(on_gpus: Stack) -> None:
     commit(on_gpus.store, BATCH, 2)
     (job,) = on_gpus.launcher.launched
     on_gpus.launcher.end(job.job_id, JobStatus(state=JobState.RUNNING, message="no such image", is_stuck=True))
@@ -61,7 +62,7 @@ def test_a_job_that_is_stuck_is_stopped_and_its_batch_fails_with_what_was_commit
     assert totals(on_gpus)["gpu_seconds"] >= 60
 
 
-def test_a_job_that_runs_is_noted_once(on_gpus: Stack) -> None:
+def test_start_of_a_job_is_recorded_once(on_gpus: Stack) -> None:
     before = on_gpus.batch()
     assert isinstance(before["job_running_since"], datetime)
     assert (before["gpus"], before["gpu_seconds"]) == (6, 0)
@@ -73,7 +74,7 @@ def test_a_job_that_runs_is_noted_once(on_gpus: Stack) -> None:
     ]
 
 
-def test_why_a_job_waits_is_told_once_to_whoever_watches(stack: Stack) -> None:
+def test_reason_for_waiting_is_an_event_once(stack: Stack) -> None:
     stack.work = lambda _: JobStatus(state=JobState.RUNNING, message="v100 pod: 1 Insufficient nvidia.com/gpu")
     stack.create(line(1))
     stack.advance()
@@ -87,9 +88,7 @@ def test_why_a_job_waits_is_told_once_to_whoever_watches(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize(("reason", "events"), [("no such image", 1), ("1 Insufficient nvidia.com/gpu", 2)])
-def test_after_ten_minutes_it_is_told_when_a_job_waits_for_something_else(
-    stack: Stack, reason: str, events: int
-) -> None:
+def test_another_reason_for_waiting_is_an_event_after_ten_minutes(stack: Stack, reason: str, events: int) -> None:
     stack.work = lambda _: JobStatus(state=JobState.PENDING, message="no such image")
     stack.create(line(1))
     stack.advance()
@@ -103,14 +102,14 @@ def test_after_ten_minutes_it_is_told_when_a_job_waits_for_something_else(
 @pytest.mark.parametrize(
     "waiting", [JobStatus(state=JobState.PENDING), JobStatus(state=JobState.RUNNING, is_working=False)]
 )
-def test_a_job_that_waits_for_its_gpus_holds_none(stack: Stack, waiting: JobStatus) -> None:
+def test_job_that_waits_for_its_gpus_holds_none(stack: Stack, waiting: JobStatus) -> None:
     stack.work = lambda _: waiting
     stack.create(line(1))
     stack.advance()
     assert stack.advance()["job_running_since"] is None
 
 
-def test_a_batch_that_completes_counts_its_gpu_seconds_in_the_totals(on_gpus: Stack) -> None:
+def test_completed_batch_adds_its_gpu_seconds_to_the_totals(on_gpus: Stack) -> None:
     on_gpus.end_job(1, 2)
     done = on_gpus.advance()
     assert (done["status"], done["job_running_since"]) == ("completed", None)
@@ -119,21 +118,21 @@ def test_a_batch_that_completes_counts_its_gpu_seconds_in_the_totals(on_gpus: St
     assert (totals(on_gpus)["batches"], totals(on_gpus)["completed"], totals(on_gpus)["jobs_launched"]) == (1, 2, 1)
 
 
-def test_a_cancelled_batch_counts_its_gpu_seconds_too(on_gpus: Stack) -> None:
+def test_cancelled_batch_adds_its_gpu_seconds_to_the_totals(on_gpus: Stack) -> None:
     on_gpus.cancel()
     on_gpus.advance()
     assert on_gpus.advance()["status"] == "cancelled"
     assert totals(on_gpus)["gpu_seconds"] == pytest.approx(60, abs=30)
 
 
-def test_a_job_that_does_not_stop_is_counted_until_it_is_waited_for_no_longer(on_gpus: Stack) -> None:
+def test_gpu_seconds_of_a_job_that_does_not_stop_count_until_the_grace_is_over(on_gpus: Stack) -> None:
     on_gpus.cancel()
     on_gpus.sql("UPDATE batches SET cancelling_at = now() - interval '6 min'")
     assert on_gpus.advance()["status"] == "cancelled"
     assert totals(on_gpus)["gpu_seconds"] == pytest.approx(60, abs=30)
 
 
-def test_failed_attempts_add_up_and_a_new_one_starts_without_a_rate(on_gpus: Stack) -> None:
+def test_gpu_seconds_of_failed_attempts_add_up_and_a_retry_starts_without_a_rate(on_gpus: Stack) -> None:
     on_gpus.sql("UPDATE batches SET rows_per_s = 5, progress_at = now()")
     on_gpus.launcher.end(f"{BATCH}-1", FAILED)
     waiting = on_gpus.advance()
@@ -148,7 +147,7 @@ def test_failed_attempts_add_up_and_a_new_one_starts_without_a_rate(on_gpus: Sta
     assert totals(on_gpus)["jobs_launched"] == 2
 
 
-def test_an_accepted_batch_takes_its_valid_requests_of_the_limit(stack: Stack) -> None:
+def test_accepted_batch_counts_its_requests_towards_the_limit(stack: Stack) -> None:
     stack.create(line(1), b"", line(3))
     stack.sql("UPDATE batches SET enqueued_requests = 99")
     assert stack.advance()["enqueued_requests"] == 2

@@ -1,4 +1,4 @@
-"""What is deleted by its age, what is kept, and what the audit log tells of it."""
+"""Deletion by age, and its rows in the audit log."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ EXPIRED = "UPDATE files SET expires_at = now() - interval '1 s'"
 
 
 def sweep_once(stack: Stack) -> None:
-    sweep(stack.context, Event())
+    sweep(stack.backends, Event())
 
 
 def files(stack: Stack) -> list[str]:
@@ -41,7 +41,7 @@ def complete(stack: Stack) -> dict[str, Any]:
 
 @pytest.mark.parametrize("change", [DELETED, EXPIRED])
 @pytest.mark.parametrize("status", ["validating", "in_progress", "finalizing", "cancelling"])
-def test_a_file_that_an_open_batch_reads_is_kept(stack: Stack, change: str, status: str) -> None:
+def test_file_of_an_open_batch_is_kept(stack: Stack, change: str, status: str) -> None:
     stack.create(line(1))
     stack.sql("UPDATE batches SET status = %s", status)
     stack.sql(change)
@@ -53,7 +53,7 @@ def test_a_file_that_an_open_batch_reads_is_kept(stack: Stack, change: str, stat
 @pytest.mark.parametrize(
     ("change", "reason"), [(EXPIRED, "expired"), (DELETED, "deleted by key_7 while a batch read it")]
 )
-def test_it_goes_once_the_batch_is_over_and_its_digest_is_on_record(stack: Stack, change: str, reason: str) -> None:
+def test_file_is_deleted_after_its_batch_and_its_digest_is_audited(stack: Stack, change: str, reason: str) -> None:
     output = complete(stack)["output_file_id"]
     stack.sql("UPDATE files SET sha256 = 'abc'")
     stack.sql(f"{change} WHERE id = '{INPUT}'")
@@ -65,13 +65,13 @@ def test_it_goes_once_the_batch_is_over_and_its_digest_is_on_record(stack: Stack
     assert (row["sha256"], row["size_bytes"], row["project_id"]) == (b"abc", len(line(1)), "p")
 
 
-def test_a_file_without_an_expiry_and_one_that_is_not_old_enough_stay(stack: Stack) -> None:
+def test_files_before_their_expiry_are_kept(stack: Stack) -> None:
     output = complete(stack)["output_file_id"]
     sweep_once(stack)
     assert sorted(files(stack)) == sorted([INPUT, output])
 
 
-def test_a_file_of_another_projects_batch_is_not_kept_for_it(stack: Stack) -> None:
+def test_batch_of_another_project_does_not_keep_a_file(stack: Stack) -> None:
     stack.create(line(1))
     stack.sql("INSERT INTO projects (id, name) VALUES ('q', 'q')")
     stack.sql("UPDATE batches SET project_id = 'q'")
@@ -80,7 +80,7 @@ def test_a_file_of_another_projects_batch_is_not_kept_for_it(stack: Stack) -> No
     assert files(stack) == []
 
 
-def test_a_file_of_which_a_batch_is_just_being_made_is_left_for_the_next_time(stack: Stack, database_url: str) -> None:
+def test_file_locked_by_the_creation_of_a_batch_is_skipped(stack: Stack, database_url: str) -> None:
     stack.create(line(1))
     stack.sql("DELETE FROM batches")
     stack.sql(EXPIRED)
@@ -93,7 +93,7 @@ def test_a_file_of_which_a_batch_is_just_being_made_is_left_for_the_next_time(st
 
 
 class Refusing(DirectoryObjectStore):
-    """Fails to delete, before or after it has, for as long as told."""
+    """Fails to delete, before or after the deletion, as often as the test sets."""
 
     refuses: Callable[[str], bool] = staticmethod(lambda _: False)
     deletes_first = False
@@ -107,7 +107,7 @@ class Refusing(DirectoryObjectStore):
 
 
 @pytest.mark.parametrize("deletes_first", [False, True])
-def test_what_the_store_refuses_is_on_no_record_and_goes_the_next_time(
+def test_file_that_the_store_fails_to_delete_is_deleted_by_the_next_sweep(
     pool: Pool, tmp_path: Path, *, deletes_first: bool
 ) -> None:
     store = Refusing(tmp_path / "objects")
@@ -125,7 +125,7 @@ def test_what_the_store_refuses_is_on_no_record_and_goes_the_next_time(
     assert (files(stack), list(store.keys("files/"))) == ([], [])
 
 
-def test_many_files_go_in_one_sweep(stack: Stack) -> None:
+def test_one_sweep_deletes_many_files(stack: Stack) -> None:
     stack.sql("INSERT INTO projects (id, name) VALUES ('p', 'p')")
     stack.sql(
         "INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, expires_at) "
@@ -135,7 +135,7 @@ def test_many_files_go_in_one_sweep(stack: Stack) -> None:
     assert (files(stack), len(audit(stack, "file.deleted"))) == ([], 250)
 
 
-def test_a_batch_that_ended_long_ago_goes_with_its_events_and_its_files_by_their_own_expiry(stack: Stack) -> None:
+def test_old_batch_is_deleted_with_its_events_and_its_files_at_their_expiry(stack: Stack) -> None:
     done = complete(stack)
     commit(stack.store, "batch_other", 1)
     stack.sql("UPDATE batches SET completed_at = now() - interval '30 days'")
@@ -159,7 +159,7 @@ def test_a_batch_that_ended_long_ago_goes_with_its_events_and_its_files_by_their
         "UPDATE batches SET parts_deleted_at = NULL",
     ],
 )
-def test_a_batch_that_is_not_old_enough_or_left_parts_stays(stack: Stack, change: str) -> None:
+def test_recent_batch_and_batch_with_parts_are_kept(stack: Stack, change: str) -> None:
     complete(stack)
     stack.sql("UPDATE batches SET completed_at = now() - interval '31 days'")
     stack.sql(change)
@@ -167,7 +167,7 @@ def test_a_batch_that_is_not_old_enough_or_left_parts_stays(stack: Stack, change
     assert len(stack.sql("SELECT id FROM batches")) == 1
 
 
-def test_a_projects_own_retention_counts_for_its_batches_and_their_files(stack: Stack) -> None:
+def test_retention_of_a_project_applies_to_its_batches_and_files(stack: Stack) -> None:
     stack.create(line(1))
     stack.sql("UPDATE projects SET retention_s = 60")
     stack.advance()
@@ -180,10 +180,10 @@ def test_a_projects_own_retention_counts_for_its_batches_and_their_files(stack: 
     assert stack.sql("SELECT id FROM batches") == []
 
 
-def test_an_interruption_between_store_and_database_is_made_good(stack: Stack) -> None:
+def test_sweep_recovers_from_an_error_between_store_and_database(stack: Stack) -> None:
     stack.create(line(1))
     stack.sql("DELETE FROM batches")
     stack.sql(EXPIRED)
-    stack.store.delete(file_key(INPUT))  # as if killed before the row was gone
+    stack.store.delete(file_key(INPUT))  # as if killed before the row was deleted
     sweep_once(stack)
     assert (files(stack), len(audit(stack, "file.deleted"))) == ([], 1)

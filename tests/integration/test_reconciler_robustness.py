@@ -1,4 +1,4 @@
-"""Whatever fails now and then, each batch ends, once and whole."""
+"""Batches end once and complete although backends fail now and then."""
 
 import dataclasses
 import itertools
@@ -18,9 +18,11 @@ from service.errors import LauncherError, ObjectStoreError
 from service.ports import JobStatus, Launcher, ObjectStore, StoredObject
 from tests.integration.reconciler_harness import SUCCEEDED, Stack, commit, line, looping
 
+pytestmark = pytest.mark.slow
+
 
 class EveryThirdCallFails:
-    """Counts calls over all threads."""
+    """Raises in every third call, counted over all threads."""
 
     def __init__(self, error: type[Exception]) -> None:
         self.is_on = True
@@ -35,7 +37,7 @@ class EveryThirdCallFails:
 
 
 class FlakyStore:
-    """An object store behind a network that drops every third call, some after they took effect."""
+    """An object store whose every third call fails, sometimes after it took effect."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -66,7 +68,7 @@ class FlakyStore:
 
 
 class FlakyLauncher:
-    """A launcher that drops every third call, launches after they took effect."""
+    """A launcher whose every third call fails; launches fail after they took effect."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
@@ -122,7 +124,7 @@ def check_all_are_whole(stack: Stack, count: int) -> None:
 
 @pytest.fixture
 def working(pool: Pool, tmp_path: Path) -> Stack:
-    """Each job commits its two lines, one of them failed, and ends well."""
+    """A stack whose jobs commit two lines, one of them failed, and succeed."""
     stack = Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path, max_running_jobs=3)
 
     def work(spec: JobSpec) -> JobStatus:
@@ -134,13 +136,13 @@ def working(pool: Pool, tmp_path: Path) -> Stack:
     return stack
 
 
-def test_with_every_third_call_to_store_and_launcher_failing_each_batch_ends_whole(
+def test_batches_complete_although_every_third_call_to_store_and_launcher_fails(
     working: Stack, database_url: str
 ) -> None:
     store, launcher = FlakyStore(working.store), FlakyLauncher(working.launcher)
-    context = dataclasses.replace(working.context, store=store, launcher=launcher, first_pause_s=0.02)
+    backends = dataclasses.replace(working.backends, store=store, launcher=launcher, first_pause_s=0.02)
     create_many(working, 8)
-    with looping(context, database_url):
+    with looping(backends, database_url):
         finish_all(working, 8, within_s=60)
     assert min(store.fails.failures, launcher.fails.failures) > 5
     store.fails.is_on = False
@@ -148,14 +150,18 @@ def test_with_every_third_call_to_store_and_launcher_failing_each_batch_ends_who
     assert len(working.launcher.launched) == 8
 
 
-def test_a_connection_notices_within_25_seconds_that_its_server_is_lost(pool: Pool) -> None:
+def test_connection_detects_a_lost_server_within_25_seconds(pool: Pool) -> None:
     with pool.connection() as connection:
-        told = connection.info.get_parameters()
-    assert int(told["keepalives_idle"]) + int(told["keepalives_interval"]) * int(told["keepalives_count"]) == 25
-    assert (told["tcp_user_timeout"], told["connect_timeout"]) == ("25000", "5")
+        parameters = connection.info.get_parameters()
+    assert (
+        int(parameters["keepalives_idle"])
+        + int(parameters["keepalives_interval"]) * int(parameters["keepalives_count"])
+        == 25
+    )
+    assert (parameters["tcp_user_timeout"], parameters["connect_timeout"]) == ("25000", "5")
 
 
-def test_with_postgres_cutting_all_connections_again_and_again_twenty_batches_end_whole(
+def test_batches_complete_although_postgres_cuts_all_connections_repeatedly(
     working: Stack, database_url: str, postgres_server_url: str
 ) -> None:
     over = threading.Event()
@@ -171,7 +177,7 @@ def test_with_postgres_cutting_all_connections_again_and_again_twenty_batches_en
 
     create_many(working, 20)
     cutter = threading.Thread(target=cut)
-    with looping(working.context, database_url):
+    with looping(working.backends, database_url):
         cutter.start()
         finish_all(working, 20, within_s=60)
         cutter.join()

@@ -1,4 +1,4 @@
-"""Many batches, many files, many clients at once."""
+"""Many batches, files and concurrent clients."""
 
 import asyncio
 import json
@@ -10,6 +10,8 @@ import pytest
 
 from service.db import Pool, query
 from service.projects import create_project
+
+pytestmark = pytest.mark.slow
 
 COUNT = 20_000
 NEWEST = (1 << 63) - 1
@@ -27,7 +29,7 @@ BATCHES = """
 
 @pytest.fixture(scope="module")
 def large_project_id(api_pool: Pool) -> str:
-    """A project with very many files and batches, of which Postgres has no statistics yet."""
+    """A project with very many files and batches, for which Postgres has no statistics yet."""
     project_id = create_project(api_pool, "large").id
     with api_pool.connection() as connection:
         for statement in (FILES, BATCHES):
@@ -36,13 +38,13 @@ def large_project_id(api_pool: Pool) -> str:
 
 
 def scan(pool: Pool, name: str, values: dict[str, Any], *, analyze: bool) -> dict[str, Any]:
-    """How Postgres reads one page: the node below the limit."""
+    """Return how Postgres reads a page: the plan node below the limit."""
     with pool.connection() as connection:
         if analyze:
             connection.execute("ANALYZE files, batches")
         connection.execute(query("read_in_index_order"))
         row = connection.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + query(name), values).fetchone()
-        connection.rollback()  # and with it what Postgres has just learnt of the tables
+        connection.rollback()  # and discard the statistics
     assert row is not None
     plan = row["QUERY PLAN"]
     root = (json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]
@@ -53,7 +55,7 @@ def scan(pool: Pool, name: str, values: dict[str, Any], *, analyze: bool) -> dic
 @pytest.mark.parametrize("analyze", [False, True])
 @pytest.mark.parametrize("place", [1, 0.5, 0.001])
 @pytest.mark.parametrize("name", ["list_files_desc", "list_files_asc", "list_batches"])
-def test_a_page_costs_its_own_rows_and_no_others(
+def test_page_reads_only_its_own_rows(
     api_pool: Pool, large_project_id: str, name: str, place: float, *, analyze: bool
 ) -> None:
     table = "batches" if name == "list_batches" else "files"
@@ -69,19 +71,19 @@ def test_a_page_costs_its_own_rows_and_no_others(
 
 
 @pytest.mark.usefixtures("large_project_id")
-def test_a_small_project_is_not_slowed_by_a_large_one(client: openai.OpenAI) -> None:
+def test_large_project_does_not_slow_a_small_one(client: openai.OpenAI) -> None:
     batch = client.batches.create(input_file_id="file-1", endpoint="/v1/completions", completion_window="24h")
     assert [listed.id for listed in client.batches.list(limit=1)] == [batch.id]
 
 
 @pytest.fixture
 def many(base_url: str, api_key: str) -> httpx.AsyncClient:
-    """A client that opens as many connections as it has requests."""
+    """A client with a connection for each request."""
     headers = {"authorization": f"Bearer {api_key}"}
     return httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60, limits=httpx.Limits(max_connections=None))
 
 
-def test_two_hundred_uploads_and_lists_at_once_are_all_answered(many: httpx.AsyncClient) -> None:
+def test_two_hundred_concurrent_uploads_and_lists_succeed(many: httpx.AsyncClient) -> None:
     async def one(number: int) -> int:
         if number % 2:
             files = {"file": ("a.jsonl", b'{"custom_id":"a"}\n' * 5_000)}

@@ -1,4 +1,4 @@
-"""Which key may do what, and that a project sees nothing of another."""
+"""Scopes of keys, and isolation between projects."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta
@@ -10,8 +10,8 @@ from fastapi.routing import APIRoute
 
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import create_app
-from service.api.parts import Parts
 from service.api_keys import Scope, authenticate, create_api_key, list_api_keys, revoke_api_key
+from service.backends import Backends
 from service.db import Pool
 from service.projects import Project, archive_project, create_project
 
@@ -36,7 +36,7 @@ NEEDED = {
     ("DELETE", "/v1/webhook_endpoints/{endpoint_id}"): Scope.ADMIN,
 }
 EACH_ROUTE = pytest.mark.parametrize(("method", "path"), NEEDED)
-# What they answer stands in the catalogue or in the request, not in the project.
+# Routes whose answer depends on the catalogue or the request, not on an object of the project.
 WITHOUT_OBJECT = {path for _, path in NEEDED if "{" not in path or "{model_id" in path}
 
 
@@ -45,8 +45,8 @@ def send(base_url: str, key: str, method: str, path: str, object_id: str = "noth
     return httpx.request(method, url, headers={"authorization": f"Bearer {key}"})
 
 
-def test_every_route_but_the_probes_is_tried_here(api_pool: Pool) -> None:
-    routes = create_app(Parts(pool=api_pool, store=MemoryObjectStore(), models={})).routes
+def test_every_route_except_probes_is_tested_here(api_pool: Pool) -> None:
+    routes = create_app(Backends(pool=api_pool, store=MemoryObjectStore())).routes
     served = {(method, route.path) for route in routes if isinstance(route, APIRoute) for method in route.methods}
     assert served - {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics"), ("GET", "/openapi.json")} == set(
         NEEDED
@@ -54,7 +54,7 @@ def test_every_route_but_the_probes_is_tried_here(api_pool: Pool) -> None:
 
 
 @EACH_ROUTE
-def test_a_route_takes_a_key_with_its_scope_and_no_other(
+def test_route_accepts_only_keys_with_its_scope(
     base_url: str, api_pool: Pool, project: Project, method: str, path: str
 ) -> None:
     for scope in Scope:
@@ -68,14 +68,14 @@ def test_a_route_takes_a_key_with_its_scope_and_no_other(
 
 
 @EACH_ROUTE
-def test_no_route_takes_a_request_without_a_good_key(base_url: str, method: str, path: str) -> None:
+def test_routes_refuse_requests_without_a_valid_key(base_url: str, method: str, path: str) -> None:
     answer = send(base_url, "sk-cloister-wrong", method, path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert httpx.request(method, base_url + path).json()["error"]["code"] is None
 
 
 @EACH_ROUTE
-def test_an_object_of_another_project_is_not_there(
+def test_objects_of_another_project_do_not_exist(
     client: openai.OpenAI, base_url: str, api_pool: Pool, method: str, path: str
 ) -> None:
     file = client.files.create(file=("a.jsonl", b"{}"), purpose="batch")
@@ -87,14 +87,14 @@ def test_an_object_of_another_project_is_not_there(
         assert all(file.id not in answer.text.replace(f"'{file.id}'", "") for answer in answers)
         return
     for object_id in (file.id, batch.id):
-        there, nowhere = send(base_url, stranger, method, path, object_id), send(base_url, stranger, method, path)
-        assert there.status_code == nowhere.status_code == 404
-        assert there.text.replace(object_id, "nothing") == nowhere.text
+        there, unknown = send(base_url, stranger, method, path, object_id), send(base_url, stranger, method, path)
+        assert there.status_code == unknown.status_code == 404
+        assert there.text.replace(object_id, "nothing") == unknown.text
     assert client.files.retrieve(file.id) == file
     assert client.batches.retrieve(batch.id).status == "validating"
 
 
-def test_a_file_of_another_project_counts_as_none(
+def test_file_of_another_project_counts_as_missing(
     client: openai.OpenAI, stranger: openai.OpenAI, api_pool: Pool
 ) -> None:
     file = client.files.create(file=("a.jsonl", b"{}\n" * 5), purpose="batch")
@@ -104,7 +104,7 @@ def test_a_file_of_another_project_counts_as_none(
     assert row == {"enqueued_requests": 0}
 
 
-def test_a_key_is_refused_from_the_moment_it_expires(base_url: str, api_pool: Pool, project: Project) -> None:
+def test_key_is_refused_from_its_expiry(base_url: str, api_pool: Pool, project: Project) -> None:
     def status(expires_at: datetime) -> int:
         key = create_api_key(api_pool, project_id=project.id, name="test", expires_at=expires_at)
         return send(base_url, key, "GET", "/v1/models").status_code
@@ -113,9 +113,7 @@ def test_a_key_is_refused_from_the_moment_it_expires(base_url: str, api_pool: Po
     assert status(datetime.now(UTC)) == 401
 
 
-def test_a_revoked_key_is_refused_and_others_are_not(
-    base_url: str, api_pool: Pool, project: Project, api_key: str
-) -> None:
+def test_only_the_revoked_key_is_refused(base_url: str, api_pool: Pool, project: Project, api_key: str) -> None:
     other = create_api_key(api_pool, project_id=project.id, name="other")
     (key_id,) = [key.id for key in list_api_keys(api_pool, project_id=project.id) if key.hint == api_key[-4:]]
     assert revoke_api_key(api_pool, key_id)
@@ -125,13 +123,13 @@ def test_a_revoked_key_is_refused_and_others_are_not(
     assert send(base_url, other, "GET", "/v1/models").status_code == 200
 
 
-def test_no_key_of_an_archived_project_is_good(base_url: str, api_pool: Pool, project: Project, api_key: str) -> None:
+def test_keys_of_an_archived_project_are_refused(base_url: str, api_pool: Pool, project: Project, api_key: str) -> None:
     assert archive_project(api_pool, project)
     assert not archive_project(api_pool, project)
     assert send(base_url, api_key, "GET", "/v1/models").json()["error"]["code"] == "invalid_api_key"
 
 
-def test_the_whole_digest_of_a_key_is_compared(api_pool: Pool, project: Project, api_key: str) -> None:
+def test_whole_digest_of_a_key_is_compared(api_pool: Pool, project: Project, api_key: str) -> None:
     digest = hashlib.sha256(api_key.encode()).digest()
     with api_pool.connection() as connection:
         connection.execute(

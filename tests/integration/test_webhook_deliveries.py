@@ -1,4 +1,4 @@
-"""Webhooks from the end of a batch to a receiver, over real HTTP."""
+"""Webhooks, from the end of a batch to a receiver, over real HTTP."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.integration.reconciler_harness import BATCH, Stack, eventually, line,
 
 @dataclass(slots=True)
 class Receiver:
-    """A local HTTP server: what it got, and how it answers (by the number of the request, from 1)."""
+    """A local HTTP server: the requests it received, and its answers by the number of the request, from 1."""
 
     url: str = ""
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
@@ -62,7 +62,7 @@ def receiver() -> Iterator[Receiver]:
 @contextmanager
 def delivering(stack: Stack) -> Iterator[None]:
     over = Event()
-    thread = Thread(target=keep_delivering, args=(stack.context, over))
+    thread = Thread(target=keep_delivering, args=(stack.backends, over))
     thread.start()
     yield
     over.set()
@@ -86,11 +86,11 @@ def deliveries(stack: Stack) -> list[dict[str, Any]]:
     return stack.sql("SELECT * FROM webhook_deliveries ORDER BY created_at")
 
 
-def test_the_end_of_a_batch_reaches_the_receiver_and_the_official_client_verifies_it(
+def test_end_of_a_batch_is_delivered_and_verified_by_the_official_client(
     stack: Stack, receiver: Receiver, database_url: str
 ) -> None:
     secret = subscribe(stack, receiver.url)
-    with looping(stack.context, database_url):
+    with looping(stack.backends, database_url):
         stack.create(line(1, model="none"))
         eventually(lambda: len(receiver.got) == 1)
         eventually(lambda: deliveries(stack)[0]["delivered_at"] is not None)
@@ -102,14 +102,14 @@ def test_the_end_of_a_batch_reaches_the_receiver_and_the_official_client_verifie
     assert stack.sql("SELECT leader FROM reconciler_heartbeat") != []
 
 
-def test_only_what_was_asked_for_is_told(stack: Stack, receiver: Receiver) -> None:
+def test_only_subscribed_events_are_delivered(stack: Stack, receiver: Receiver) -> None:
     subscribe(stack, receiver.url, EventType.COMPLETED)
     cancel_one(stack)
     assert deliveries(stack) == []
 
 
 @pytest.mark.parametrize(("status", "problem"), [(500, "answered 500"), (302, "answered 302"), (404, "answered 404")])
-def test_an_answer_that_is_not_2xx_is_tried_again_later_with_the_same_id(
+def test_delivery_answered_with_an_error_is_retried_with_the_same_id(
     stack: Stack, receiver: Receiver, status: int, problem: str
 ) -> None:
     receiver.answer = lambda number: status if number == 1 else 204
@@ -126,7 +126,7 @@ def test_an_answer_that_is_not_2xx_is_tried_again_later_with_the_same_id(
     assert len(receiver.got) == 2
 
 
-def test_a_delivery_is_given_up_after_72_hours_with_the_reason(stack: Stack, receiver: Receiver) -> None:
+def test_delivery_is_given_up_after_72_hours_with_the_reason(stack: Stack, receiver: Receiver) -> None:
     receiver.answer = lambda _: 503
     subscribe(stack, receiver.url)
     cancel_one(stack)
@@ -136,15 +136,15 @@ def test_a_delivery_is_given_up_after_72_hours_with_the_reason(stack: Stack, rec
     row = deliveries(stack)[0]
     assert (row["delivered_at"], row["last_error"]) == (None, "answered 503")
     assert (
-        stack.context.metrics.registry.get_sample_value("cloister_webhook_deliveries_total", {"outcome": "given_up"})
+        stack.backends.metrics.registry.get_sample_value("cloister_webhook_deliveries_total", {"outcome": "given_up"})
         == 1
     )
 
 
-def test_whoever_dies_before_the_note_leaves_it_due_again_with_the_same_id(stack: Stack, receiver: Receiver) -> None:
+def test_unrecorded_delivery_is_repeated_with_the_same_id(stack: Stack, receiver: Receiver) -> None:
     subscribe(stack, receiver.url)
     cancel_one(stack)
-    # As a deliverer leaves it that was killed after it had claimed the row and sent it.
+    # As after a crash between claiming and sending the delivery, and recording it.
     stack.sql("UPDATE webhook_deliveries SET attempts = 1, due_at = now() + interval '1 s'")
     event_id = deliveries(stack)[0]["event_id"]
     with delivering(stack):
@@ -152,7 +152,7 @@ def test_whoever_dies_before_the_note_leaves_it_due_again_with_the_same_id(stack
     assert receiver.got[0][0]["webhook-id"] == event_id
 
 
-def test_two_deliverers_at_once_send_each_once(stack: Stack, receiver: Receiver) -> None:
+def test_two_deliverers_send_each_delivery_once(stack: Stack, receiver: Receiver) -> None:
     subscribe(stack, receiver.url)
     for number in range(10):
         cancel_one(stack, f"b{number}")
@@ -161,7 +161,7 @@ def test_two_deliverers_at_once_send_each_once(stack: Stack, receiver: Receiver)
     assert len(receiver.got) == len({headers["webhook-id"] for headers, _ in receiver.got}) == 10
 
 
-def test_a_slow_receiver_with_much_to_get_holds_up_no_other(stack: Stack, receiver: Receiver) -> None:
+def test_slow_receiver_does_not_delay_others(stack: Stack, receiver: Receiver) -> None:
     with receiving() as slow:
         slow.pause_s = 1.5
         subscribe(stack, slow.url)
@@ -184,7 +184,7 @@ def test_a_slow_receiver_with_much_to_get_holds_up_no_other(stack: Stack, receiv
         (f"http://{'x' * 70}.invalid/", ""),
     ],
 )
-def test_a_url_that_leads_nowhere_or_must_not_be_used_is_noted(stack: Stack, url: str, problem: str) -> None:
+def test_unreachable_or_forbidden_url_is_recorded_as_error(stack: Stack, url: str, problem: str) -> None:
     subscribe(stack, "http://receiver/")
     stack.sql("UPDATE webhook_endpoints SET url = %s", url)
     cancel_one(stack)
@@ -193,7 +193,9 @@ def test_a_url_that_leads_nowhere_or_must_not_be_used_is_noted(stack: Stack, url
     assert problem in deliveries(stack)[0]["last_error"]
 
 
-def test_the_environments_proxy_is_not_used(stack: Stack, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_is_not_used(
+    stack: Stack, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     subscribe(stack, receiver.url)

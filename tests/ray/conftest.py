@@ -1,4 +1,4 @@
-"""A real Ray and a real vLLM engine around `python -m ray_job`, on a model made here."""
+"""A real Ray and a real vLLM engine for `python -m ray_job`, with a model created here."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.ray.job_harness import REPOSITORY, Job, MakeJob, new_job
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """The small model, made once per checkout (or CLOISTER_TEST_MODEL)."""
+    """The small model, created once per checkout (or CLOISTER_TEST_MODEL)."""
     directory = Path(os.environ.get("CLOISTER_TEST_MODEL", REPOSITORY / "build" / "demo_model"))
     make_demo_model(directory)
     return directory
@@ -31,7 +31,7 @@ def short_directory() -> Iterator[Path]:
 
 @pytest.fixture
 def make_job(demo_model: Path, tmp_path: Path, short_directory: Path) -> MakeJob:
-    """Makes a job over bodies: ``make_job(bodies, endpoint=…, **fields of ModelSpec)``."""
+    """Create a job for bodies: ``make_job(bodies, endpoint=…, **fields of ModelSpec)``."""
 
     def make(bodies: Sequence[Mapping[str, Any]], endpoint: str = "/v1/chat/completions", **model: Any) -> Job:
         return new_job(tmp_path, short_directory, demo_model, bodies, endpoint, **model)

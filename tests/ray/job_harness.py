@@ -1,4 +1,4 @@
-"""Runs `python -m ray_job` on a Ray of its own and reads what it committed."""
+"""Runs `python -m ray_job` with its own Ray and reads the parts that it committed."""
 
 import json
 import os
@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row of the parts: its line number, outcome, HTTP status, body and custom_id."""
+    """A committed row."""
 
     line: int
     outcome: str
@@ -31,14 +31,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A batch in a directory store of its own, and the job spec that runs it."""
+    """A batch in its own directory store, and the job spec that runs it."""
 
     root: Path
     spec: JobSpec
     environment: Mapping[str, str]
 
     def start(self) -> subprocess.Popen[str]:
-        """Starts `python -m ray_job`."""
+        """Start `python -m ray_job`."""
         return subprocess.Popen(
             [sys.executable, "-m", "ray_job"],
             cwd=REPOSITORY,
@@ -49,18 +49,18 @@ class Job:
         )
 
     def run(self) -> tuple[int, str]:
-        """Runs the job to its end; returns its exit code and output."""
+        """Run the job to its end, and return its exit code and output."""
         process = self.start()
         output, _ = process.communicate(timeout=600)
         return process.returncode, output
 
     def parts(self) -> list[Path]:
-        """The part objects, oldest first."""
+        """Return the part objects, oldest first."""
         folder = self.root / parts_prefix(BATCH_ID)
         return sorted(folder.glob("*.part"), key=lambda path: path.stat().st_mtime) if folder.exists() else []
 
     def rows(self) -> list[Row]:
-        """Every committed row, in the order of the input."""
+        """Return every committed row, in the order of the input."""
         rows = [row for part in self.parts() for row in _rows_of(part)]
         return sorted(rows, key=lambda row: row.line)
 
@@ -92,7 +92,7 @@ def new_job(
     endpoint: str = "/v1/chat/completions",
     **model: Any,
 ) -> Job:
-    """A job over bodies in a directory store at ``root``; ``model`` are fields of ModelSpec."""
+    """Return a job for bodies in a directory store at ``root``; ``model`` holds fields of ModelSpec."""
     lines = (
         json.dumps({"custom_id": f"request-{number}", "method": "POST", "url": endpoint, "body": body})
         for number, body in enumerate(bodies, start=1)
@@ -114,7 +114,7 @@ def new_job(
 
 
 def job_environment(temporary: Path) -> dict[str, str]:
-    """The environment of a job: offline, quiet, its temporary files in one place."""
+    """Return the environment of a job: offline, without usage reports, and with its temporary files in one place."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return inherited | {
         "TMPDIR": str(temporary),
@@ -129,7 +129,7 @@ def job_environment(temporary: Path) -> dict[str, str]:
 
 
 def chat(content: str, **fields: Any) -> dict[str, Any]:
-    """A chat body with greedy sampling."""
+    """Return a chat body with greedy sampling."""
     return {
         "model": "demo",
         "messages": [{"role": "user", "content": content}],

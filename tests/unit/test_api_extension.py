@@ -1,29 +1,33 @@
-"""What is told of a batch beyond OpenAI's object."""
+"""The pure computations behind ``x_cloister``."""
 
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from service.api.extension import deadline_risk, eta_s, extension_of, fresh_rate, gpu_seconds
+from service.api.extension import Extension, rate_and_eta
+from service.db.rows import RetrievedBatchRow
 
 NOW = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
 
-def row(**changes: Any) -> dict[str, Any]:
+def row(**changes: Any) -> RetrievedBatchRow:
     """A batch that runs at 10 rows/s with 9,000 of 10,000 left and 22 of 24 hours to go."""
-    return {
+    columns: dict[str, Any] = dict.fromkeys(field.name for field in fields(RetrievedBatchRow))
+    columns |= {
         "status": "in_progress", "total": 10_000, "completed": 900, "failed": 100,
         "rows_per_s": 10.0, "progress_at": NOW - timedelta(seconds=5),
         "created_at": NOW - timedelta(hours=2), "expires_at": NOW + timedelta(hours=22),
         "job_running_since": NOW - timedelta(seconds=100), "gpus": 2, "gpu_seconds": 30.0,
         "queue_position": None, "enqueued_tokens": 7, "attempt": 3, "failed_attempts": 1,
-        "last_job_message": "the node went away", **changes,
+        "last_job_message": "the node went away", "now": NOW,
     }  # fmt: skip
+    return RetrievedBatchRow(**columns | changes)
 
 
-def test_a_batch_that_runs_tells_everything() -> None:
-    assert extension_of(row(), NOW).model_dump() == {
+def test_extension_of_a_running_batch_has_every_field() -> None:
+    assert Extension.from_row(row()).model_dump() == {
         "queue_position": None, "rate_rows_per_second": 10.0, "eta_seconds": 900,
         "estimated_completion_at": int(NOW.timestamp()) + 900, "deadline_risk": "low", "gpu_seconds": 230.0,
         "enqueued_tokens": 7, "attempt": 3, "failed_attempts": 1, "last_job_message": "the node went away",
@@ -42,22 +46,22 @@ def test_a_batch_that_runs_tells_everything() -> None:
         ({"status": "completed"}, None),
     ],
 )
-def test_a_rate_is_told_only_while_it_is_fresh(changes: dict[str, Any], rate: float | None) -> None:
-    assert fresh_rate(row(**changes), NOW) == rate
+def test_rate_is_reported_only_while_fresh(changes: dict[str, Any], rate: float | None) -> None:
+    assert rate_and_eta(row(**changes), NOW)[0] == rate
 
 
 @pytest.mark.parametrize(
     ("changes", "expected_s"),
     [({}, 900.0), ({"completed": 9_900}, 0.0), ({"rows_per_s": 0.0}, None), ({"rows_per_s": None}, None)],
 )
-def test_an_eta_is_what_is_left_at_the_rate(changes: dict[str, Any], expected_s: float | None) -> None:
-    assert eta_s(row(**changes), NOW) == expected_s
+def test_eta_is_the_remaining_rows_at_the_rate(changes: dict[str, Any], expected_s: float | None) -> None:
+    assert rate_and_eta(row(**changes), NOW)[1] == expected_s
 
 
 @pytest.mark.parametrize(
     ("status", "rate", "hours_left", "risk"),
     [
-        ("in_progress", 10.0, 0.51, "low"),  # the ETA is a quarter of an hour
+        ("in_progress", 10.0, 0.51, "low"),  # the ETA is 15 minutes
         ("in_progress", 10.0, 0.49, "medium"),
         ("in_progress", 10.0, 0.25, "medium"),
         ("in_progress", 10.0, 0.24, "high"),
@@ -77,10 +81,12 @@ def test_an_eta_is_what_is_left_at_the_rate(changes: dict[str, Any], expected_s:
         ("cancelled", None, 1.0, None),
     ],
 )
-def test_the_risk_of_missing_the_deadline(status: str, rate: float | None, hours_left: float, risk: str | None) -> None:
+def test_deadline_risk_follows_eta_or_remaining_time(
+    status: str, rate: float | None, hours_left: float, risk: str | None
+) -> None:
     expires_at = NOW + timedelta(hours=hours_left)
     batch = row(status=status, rows_per_s=rate, expires_at=expires_at, created_at=expires_at - timedelta(hours=24))
-    assert deadline_risk(batch, NOW) == risk
+    assert Extension.from_row(batch).deadline_risk == risk
 
 
 @pytest.mark.parametrize(
@@ -92,5 +98,5 @@ def test_the_risk_of_missing_the_deadline(status: str, rate: float | None, hours
         ({"job_running_since": NOW + timedelta(seconds=1)}, 30.0),
     ],
 )
-def test_gpu_seconds_are_those_of_all_jobs(changes: dict[str, Any], expected: float) -> None:
-    assert gpu_seconds(row(**changes), NOW) == expected
+def test_gpu_seconds_add_up_all_jobs(changes: dict[str, Any], expected: float) -> None:
+    assert Extension.from_row(row(**changes)).gpu_seconds == expected

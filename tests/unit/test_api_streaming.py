@@ -1,18 +1,18 @@
-"""Downloads over a store that fails now and then."""
+"""Downloads from an unreliable object store."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from service.adapters.memory_object_store import MemoryObjectStore
-from service.api.streaming import resumable
+from service.api.routes.files import resumable
 from service.errors import ObjectNotFoundError, ObjectStoreError
 
 CONTENT = bytes(range(256)) * 4
 
 
 class FailingStore(MemoryObjectStore):
-    """Gives ten bytes at a time; ``failing`` says which reads fail, and after how many chunks."""
+    """A store that returns ten bytes at a time. ``failing`` maps a read to the number of chunks before it fails."""
 
     def __init__(self, failing: dict[int, int]) -> None:
         super().__init__()
@@ -31,13 +31,13 @@ class FailingStore(MemoryObjectStore):
 
 
 @pytest.mark.parametrize("failing", [{}, {1: 3}, {1: 0}, {1: 2, 2: 1, 3: 1, 4: 1, 5: 7}, {1: 1, 2: 0}])
-def test_a_read_that_breaks_goes_on_where_it_was(failing: dict[int, int]) -> None:
+def test_broken_read_resumes_where_it_stopped(failing: dict[int, int]) -> None:
     store = FailingStore(failing)
     assert b"".join(resumable(store, "a")) == CONTENT
     assert store.reads == len(failing) + 1
 
 
-def test_a_store_that_stays_down_is_told() -> None:
+def test_persistent_store_failure_is_raised() -> None:
     store = FailingStore({1: 2, 2: 0, 3: 0, 4: 0})
     chunks = resumable(store, "a")
     assert [next(chunks), next(chunks)] == [CONTENT[:10], CONTENT[10:20]]
@@ -45,7 +45,7 @@ def test_a_store_that_stays_down_is_told() -> None:
         next(chunks)
 
 
-def test_an_object_that_is_not_there_is_not_tried_again() -> None:
+def test_missing_object_is_not_retried() -> None:
     store = FailingStore({})
     with pytest.raises(ObjectNotFoundError):
         next(resumable(store, "b"))

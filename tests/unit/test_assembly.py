@@ -1,15 +1,17 @@
 import errno
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ray_job.contract.lines import error_body, response_line
-from ray_job.contract.object_keys import part_key
-from ray_job.contract.parts import PartRow, Usage, encode_part, part_id
+from ray_job.contract.object_keys import part_key, parts_prefix
+from ray_job.contract.parts import PartError, PartRow, Usage, encode_part
 from service.adapters.memory_object_store import MemoryObjectStore
-from service.assembly import Assembled, AssemblyError, assemble, committed_lines, committed_rows
+from service.assembly import Assembled, assemble, committed_rows, missing_results
 from service.workspace import Workspace
 
 BATCH = "batch_1"
@@ -26,7 +28,7 @@ def row(line: int, *, fails: bool = False, text: str = "ok") -> PartRow:
 def store_with(*parts: list[PartRow]) -> MemoryObjectStore:
     store = MemoryObjectStore()
     for rows in parts:
-        store.put(part_key(BATCH, part_id([row.line for row in rows])), [encode_part(BATCH, rows)])
+        store.put(part_key(BATCH, [row.line for row in rows]), [encode_part(BATCH, rows)])
     return store
 
 
@@ -39,7 +41,7 @@ def ids(store: MemoryObjectStore, key: str) -> list[str]:
     return [json.loads(line)["custom_id"] for line in b"".join(store.read(key)).splitlines()]
 
 
-def test_rows_come_out_in_input_order(tmp_path: Path) -> None:
+def test_rows_are_written_in_input_order(tmp_path: Path) -> None:
     store = store_with([row(9), row(2)], [row(5, fails=True), row(1)], [row(3), row(4, fails=True)])
     done = run(store, tmp_path)
     assert ids(store, "output") == ["id-1", "id-2", "id-3", "id-9"]
@@ -48,14 +50,34 @@ def test_rows_come_out_in_input_order(tmp_path: Path) -> None:
     assert (done.found, done.damaged) == (6, [])
 
 
-def test_an_output_without_rows_is_not_written(tmp_path: Path) -> None:
+class LatentStore(MemoryObjectStore):
+    """A store whose parts wait for each other: reading one after the other would never end."""
+
+    def __init__(self, together: int) -> None:
+        super().__init__()
+        self._together = threading.Barrier(together, timeout=20)
+
+    def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
+        self._together.wait()
+        return super().read(key, start=start)
+
+
+def test_parts_are_opened_together(tmp_path: Path) -> None:
+    store = LatentStore(together=8)
+    for line in range(1, 41):
+        store.put(part_key(BATCH, [line]), [encode_part(BATCH, [row(line)])])
+    assert run(store, tmp_path).completed == 40
+    assert missing_results(store, BATCH, 40) == ""
+
+
+def test_output_without_rows_is_not_written(tmp_path: Path) -> None:
     store = store_with([row(1, fails=True)])
     done = run(store, tmp_path)
     assert done.output is None
-    assert list(store.keys("")) == ["batches/batch_1/parts/" + part_id([1]), "error"]
+    assert list(store.keys("")) == [part_key(BATCH, [1]), "error"]
 
 
-def test_results_that_have_no_room_are_refused_before_they_are_written(tmp_path: Path) -> None:
+def test_results_without_room_are_refused_before_they_are_written(tmp_path: Path) -> None:
     store = store_with([row(1)], [row(2)])
     size = len(row(1).data) + 1
     with pytest.raises(OSError, match="raise workspace_gib of the stack") as refused:
@@ -64,49 +86,49 @@ def test_results_that_have_no_room_are_refused_before_they_are_written(tmp_path:
     assert run(store, tmp_path, size_bytes=2 * size).completed == 2
 
 
-def test_room_is_shared_and_given_back(tmp_path: Path) -> None:
+def test_room_is_shared_and_released(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, 10)
-    with workspace.open() as first, workspace.open() as second:
-        first.claim(6)
+    with workspace.open() as (_, claim), workspace.open() as (_, claim_too):
+        claim(6)
         with pytest.raises(OSError, match="10 bytes"):
-            second.claim(5)
-        second.claim(4)
-    with workspace.open() as last:
-        last.claim(10)
+            claim_too(5)
+        claim_too(4)
+    with workspace.open() as (_, claim):
+        claim(10)
 
 
-def test_a_line_found_twice_counts_once(tmp_path: Path) -> None:
+def test_line_in_two_parts_counts_once(tmp_path: Path) -> None:
     store = store_with([row(1, text="first"), row(2)], [row(1, text="second")])
     done = run(store, tmp_path)
     assert (done.completed, done.found, done.usage.input_tokens) == (2, 2, 20)
     assert ids(store, "output") == ["id-1", "id-2"]
 
 
-def test_twice_gives_the_same(tmp_path: Path) -> None:
+def test_repeated_assembly_writes_the_same(tmp_path: Path) -> None:
     store = store_with([row(2), row(1, fails=True)])
     assert run(store, tmp_path) == run(store, tmp_path)
 
 
-def test_lines_that_never_ran_expire_in_input_order(tmp_path: Path) -> None:
+def test_lines_that_did_not_run_expire_in_input_order(tmp_path: Path) -> None:
     store = store_with([row(4, fails=True), row(1)])
     content = b"".join(b'{"custom_id":"id-%d"}\n' % n if n != 3 else b"\r\n" for n in range(1, 6))
-    done = run(store, tmp_path, expire_lines_of=[content[:30], content[30:]])
+    done = run(store, tmp_path, expire_lines_of=lambda: [content[:30], content[30:]])
     assert ids(store, "error") == ["id-2", "id-4", "id-5"]
     assert (done.completed, done.failed, done.expired, done.found) == (1, 3, 2, 2)
     expired = json.loads(b"".join(store.read("error")).splitlines()[0])
     assert (expired["response"], expired["error"]["code"]) == (None, "batch_expired")
 
 
-def test_a_result_for_a_line_that_is_no_request_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AssemblyError, match="line 7, which is no request"):
-        run(store_with([row(7)]), tmp_path, expire_lines_of=[b'{"custom_id":"a"}\n'])
+def test_result_of_a_line_without_a_request_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PartError, match="line 7, which is not a request"):
+        run(store_with([row(7)]), tmp_path, expire_lines_of=lambda: [b'{"custom_id":"a"}\n'])
 
 
 @pytest.mark.parametrize("cut", [-1, 40])
 @pytest.mark.parametrize("line", [1, 2, 3])
-def test_a_damaged_part_is_named_and_the_others_are_written(tmp_path: Path, cut: int, line: int) -> None:
+def test_damaged_part_is_reported_and_the_others_are_written(tmp_path: Path, cut: int, line: int) -> None:
     store = store_with([row(1)], [row(2)], [row(3)])
-    key = part_key(BATCH, part_id([line]))
+    key = part_key(BATCH, [line])
     store.put(key, [b"".join(store.read(key))[:cut]])
     done = run(store, tmp_path)
     (problem,) = done.damaged
@@ -115,26 +137,28 @@ def test_a_damaged_part_is_named_and_the_others_are_written(tmp_path: Path, cut:
     assert ids(store, "output") == [f"id-{number}" for number in (1, 2, 3) if number != line]
 
 
-def test_the_rows_of_damaged_parts_are_none(tmp_path: Path) -> None:
+def test_rows_of_a_damaged_part_raise_an_error(tmp_path: Path) -> None:
     store = store_with([row(1)])
     key = next(store.keys("batches/"))
     store.put(key, [b"".join(store.read(key))[:-1]])
-    with (tmp_path / "spool").open("w+b") as file, pytest.raises(AssemblyError, match="is damaged: its SHA-256"):
+    with (tmp_path / "spool").open("w+b") as file, pytest.raises(PartError, match="is damaged: its SHA-256"):
         committed_rows(store, batch_id=BATCH, outcome="completed", file=file)
 
 
-def test_another_batchs_part_is_left_out(tmp_path: Path) -> None:
+def test_part_of_another_batch_is_left_out(tmp_path: Path) -> None:
     store = MemoryObjectStore()
-    store.put(part_key(BATCH, "x"), [encode_part("batch_2", [row(1)])])
+    store.put(f"{parts_prefix(BATCH)}x", [encode_part("batch_2", [row(1)])])
     done = run(store, tmp_path)
     assert (done.output, done.found) == (None, 0)
     assert "belongs to batch_2" in done.damaged[0]
 
 
-def test_nothing_stays_in_the_workspace(tmp_path: Path) -> None:
+def test_workspace_is_empty_afterwards(tmp_path: Path) -> None:
     run(store_with([row(1)]), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_committed_lines_are_counted_once() -> None:
-    assert committed_lines(store_with([row(1), row(2)], [row(2), row(3), row(4)]), BATCH) == 4
+def test_lines_with_a_result_are_counted_once() -> None:
+    store = store_with([row(1), row(2)], [row(2), row(3), row(4)])
+    assert missing_results(store, BATCH, 4) == ""
+    assert "only 4 of 5 lines have a result" in missing_results(store, BATCH, 5)

@@ -61,7 +61,7 @@ def test_why_a_pod_is_not_ready_is_told() -> None:
 def test_the_real_provider_is_used_where_it_is_on_path(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert not has_real_provider(str(tmp_path))
-    assert "the stand-in, as there is no pulumi-resource-kubernetes on PATH" in caplog.text
+    assert "the stand-in, because pulumi-resource-kubernetes is not on PATH" in caplog.text
     program = tmp_path / "pulumi-resource-kubernetes"
     program.touch(mode=0o755)
     assert has_real_provider(str(tmp_path))

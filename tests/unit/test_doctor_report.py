@@ -1,4 +1,4 @@
-"""How the doctor tells what it found."""
+"""Findings, errors of checks, and the report."""
 
 import json
 from collections.abc import Iterator
@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from service.cli.doctor.findings import Report, Result, failed, not_checked, ok, told
+from service.doctor.findings import Finding, Report, Result, run_check
 from service.errors import CloisterError
 
+FINE = Finding.ok("a", "fine")
 
-def test_a_report_has_a_line_for_each_finding_below_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_report_lists_findings_below_their_viewpoint(capsys: pytest.CaptureFixture[str]) -> None:
     report = Report(as_json=False)
-    report.tell("here", [ok("a", "fine"), failed("b", "broken")])
-    report.tell("there", [not_checked("c", "no key")])
+    report.add("here", [FINE, Finding.failed("b", "broken")])
+    report.add("there", [Finding.not_checked("c", "no key")])
     assert capsys.readouterr().out.splitlines() == [
         "here:", "  ok           a: fine", "  FAILED       b: broken", "there:", "  not checked  c: no key"
     ]  # fmt: skip
@@ -22,9 +24,9 @@ def test_a_report_has_a_line_for_each_finding_below_its_place(capsys: pytest.Cap
     assert not report.is_good
 
 
-def test_a_report_in_json_ends_with_the_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report_ends_with_the_counts(capsys: pytest.CaptureFixture[str]) -> None:
     report = Report(as_json=True)
-    report.tell("here", [ok("a", "fine")])
+    report.add("here", [FINE])
     report.end()
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"from": "here", "check": "a", "result": "ok", "message": "fine"},
@@ -32,28 +34,35 @@ def test_a_report_in_json_ends_with_the_counts(capsys: pytest.CaptureFixture[str
     ]
 
 
-@pytest.mark.parametrize(("findings", "is_good"), [([], False), ([ok("a", "")], True), ([not_checked("a", "")], False)])
-def test_a_report_is_good_if_something_was_checked_and_nothing_failed(findings: list[Any], is_good: bool) -> None:
+@pytest.mark.parametrize(
+    ("findings", "is_good"),
+    [
+        ([], False),
+        ([FINE], True),
+        ([Finding.not_checked("a", "")], False),
+        ([FINE, Finding.not_checked("a", "")], True),
+        ([FINE, Finding.failed("a", "")], False),
+    ],
+)
+def test_report_is_good_if_a_check_passed_and_none_failed(findings: list[Finding], is_good: bool) -> None:
     report = Report(as_json=True)
-    report.tell("here", findings)
+    report.add("here", findings)
     assert report.is_good == is_good
 
 
-def test_an_error_in_a_check_is_a_finding_after_those_before_it() -> None:
-    def look() -> Iterator[Any]:
-        yield ok("a", "fine")
+def test_error_in_a_check_becomes_a_finding() -> None:
+    def check() -> Iterator[Finding]:
+        yield FINE
         raise CloisterError("the store is gone")
 
-    assert [(each.result, each.message) for each in told("a", look)] == [
-        (Result.OK, "fine"), (Result.FAILED, "the store is gone")
-    ]  # fmt: skip
+    assert list(run_check("a", check)) == [FINE, Finding(check="a", result=Result.FAILED, message="the store is gone")]
 
 
-def test_an_error_that_nobody_thought_of_is_a_finding_without_its_text() -> None:
-    def look() -> Iterator[Any]:
-        yield ok("a", "fine")
-        int("not-to-be-told")
+def test_text_of_an_unknown_error_is_not_reported() -> None:
+    def check(text: Any) -> Iterator[Finding]:
+        yield FINE
+        int(text)
 
-    fine, found = told("a", look)
-    assert (fine.result, found.result) == (Result.OK, Result.FAILED)
+    fine, found = run_check("a", check, "secret-value")
+    assert (fine, found.result) == (FINE, Result.FAILED)
     assert found.message.startswith("the check itself failed: ValueError in findings.py, line ")

@@ -6,25 +6,25 @@ from ray_job.contract.job_spec import ModelSpec
 from ray_job.engines.engine_args import effective_engine_args, engine_flags
 
 
-def test_prefix_caching_is_on_and_chunked_prefill_is_left_to_vllm_on_a_gpu() -> None:
+def test_gpu_gets_prefix_caching_and_vllms_default_for_chunked_prefill() -> None:
     args = effective_engine_args(ModelSpec(id="m", source="s", accelerator="a10g", tensor_parallel_size=2))
     assert args["enable_prefix_caching"] is True
     assert args["tensor_parallel_size"] == 2
     assert "enable_chunked_prefill" not in args
 
 
-def test_chunked_prefill_is_off_on_a_cpu_and_a_whole_prompt_fits_one_step() -> None:
+def test_cpu_prefills_a_whole_prompt_in_one_step() -> None:
     args = effective_engine_args(ModelSpec(id="m", source="s", engine_args={"max_model_len": 32_768}))
     assert args["enable_chunked_prefill"] is False
     assert args["max_num_batched_tokens"] == 32_768
 
 
-def test_what_the_catalogue_says_wins_over_the_defaults() -> None:
+def test_engine_args_of_the_catalogue_override_defaults() -> None:
     args = effective_engine_args(ModelSpec(id="m", source="s", engine_args={"enable_prefix_caching": False}))
     assert args["enable_prefix_caching"] is False
 
 
-def test_the_engine_serves_the_model_by_its_catalogue_id() -> None:
+def test_engine_serves_the_model_under_its_catalogue_id() -> None:
     args = effective_engine_args(ModelSpec(id="m", source="/models/m", engine_args={"served_model_name": "x"}))
     assert (args["model"], args["served_model_name"]) == ("/models/m", "m")
 
@@ -40,5 +40,5 @@ def test_the_engine_serves_the_model_by_its_catalogue_id() -> None:
         ({"middleware": ["a", "b"]}, ["--middleware", "a", "b"]),
     ],
 )
-def test_engine_arguments_become_options_of_vllm(args: dict[str, object], flags: list[str]) -> None:
+def test_engine_arguments_are_converted_to_command_line_options(args: dict[str, object], flags: list[str]) -> None:
     assert engine_flags(args) == flags

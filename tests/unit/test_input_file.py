@@ -35,7 +35,7 @@ def read(*lines: dict[str, Any] | bytes, endpoint: str = CHAT, **options: Any) -
     return read_input_file([content], endpoint=endpoint, models=MODELS, **options)
 
 
-def test_a_good_file_is_accepted() -> None:
+def test_valid_file_is_accepted() -> None:
     facts = read(request("a"), request("b"))
     assert (facts.total, facts.model, facts.errors, facts.error_count) == (2, "demo", (), 0)
 
@@ -77,26 +77,30 @@ def without(key: str) -> dict[str, Any]:
         (chat(x="y" * 2_000), "invalid_request", None),
     ],
 )
-def test_what_is_wrong_with_a_line_is_told_with_its_number(
-    line: dict[str, Any] | bytes, code: str, param: str | None
-) -> None:
+def test_line_error_has_code_param_and_number(line: dict[str, Any] | bytes, code: str, param: str | None) -> None:
     facts = read(request("first"), b"", line, request("last"))
     assert [(error.code, error.param, error.line) for error in facts.errors] == [(code, param, 3)]
     assert facts.total == 3
 
 
-def test_an_unknown_model_is_answered_with_the_nearest_one() -> None:
+def test_unknown_model_error_suggests_the_closest_name() -> None:
     assert "Did you mean 'demo'?" in read(chat(model="demos")).errors[0].message
 
 
-def test_a_model_that_does_not_offer_the_endpoint_is_told() -> None:
+def test_unknown_model_error_lists_all_names_without_a_close_one() -> None:
+    assert read(chat(model="xyz")).errors[0].message.endswith("Available models: demo, other.")
+    facts = read_input_file([json.dumps(request()).encode()], endpoint=CHAT, models={})
+    assert facts.errors[0].message.endswith("Available models: none.")
+
+
+def test_endpoint_that_a_model_does_not_offer_is_an_error() -> None:
     facts = read(request(url="/v1/embeddings"), endpoint="/v1/embeddings")
     assert facts.errors[0].message == "The model 'demo' does not offer /v1/embeddings. It offers: /v1/chat/completions."
 
 
-def test_what_the_models_lane_cannot_answer_is_told_with_the_line() -> None:
-    spec = ModelSpec(id="plain", source="x", lane="processor")
-    body = {"model": "plain", "messages": [], "n": 2, "stream": True}
+def test_field_that_an_engine_does_not_support_is_an_error() -> None:
+    spec = ModelSpec(id="plain", source="x", engine="processor")
+    body = {"model": "plain", "messages": [], "stream": True, "n": 2}
     content = json.dumps(request(body=body)).encode()
     facts = read_input_file([content], endpoint=CHAT, models={"plain": CatalogueModel(spec=spec)})
     assert ("invalid_request", "body.n", 1) in {(error.code, error.param, error.line) for error in facts.errors}
@@ -104,7 +108,7 @@ def test_what_the_models_lane_cannot_answer_is_told_with_the_line() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\r\n  \n", b"\xef\xbb\xbf"])
-def test_a_file_without_a_request_is_an_error(content: bytes) -> None:
+def test_file_without_requests_is_an_error(content: bytes) -> None:
     assert [error.code for error in read(content).errors] == ["empty_file"]
 
 
@@ -113,7 +117,7 @@ def test_every_error_is_counted_and_the_first_1000_are_listed() -> None:
     assert (len(facts.errors), facts.error_count, facts.errors[-1].line) == (1_000, 1_200, 1_000)
 
 
-def test_all_errors_of_one_line_are_told() -> None:
+def test_all_errors_of_a_line_are_reported() -> None:
     assert [error.code for error in read(request(method="PUT", url="/x", body=None)).errors] == [
         "invalid_method",
         "invalid_url",
@@ -127,21 +131,35 @@ def test_too_many_requests_are_one_error() -> None:
     assert "holds 4 requests; a batch may have at most 3" in facts.errors[0].message
 
 
-def test_the_inputs_of_embeddings_are_summed() -> None:
+def test_requests_beyond_the_limit_are_counted_without_blank_lines() -> None:
+    first = json.dumps(request()).encode() + b"\n"
+    models = {"demo": MODELS["demo"]}
+    chunks = [first, b"\n \nnot JSON\n", b"x" * 3_000 + b"\n", b"last"]
+    facts = read_input_file(chunks, endpoint=CHAT, models=models, max_requests=1)
+    assert (facts.total, facts.error_count) == (4, 1)
+
+
+def test_embedding_inputs_are_summed() -> None:
     body = {"model": "other", "input": ["x"] * 30_000}
     lines = [request(str(n), url="/v1/embeddings", body=body) for n in range(2)]
     facts = read(*lines, endpoint="/v1/embeddings")
     assert "60,000 embedding inputs" in facts.errors[0].message
 
 
+def test_only_embedding_requests_have_embedding_inputs() -> None:
+    assert read(chat(model="other", input=["x"] * 60_000)).errors == ()
+    facts = read(request(url="/v1/embeddings", body="x"), endpoint="/v1/embeddings")
+    assert [error.param for error in facts.errors] == ["body"]
+
+
 @pytest.mark.parametrize(
-    ("value", "count"), [("x", 1), (["x", "y"], 2), ([1, 2, 3], 1), ([[1], [2]], 2), (None, 1), ([], 1)]
+    ("value", "count"), [("x", 1), (["x", "y"], 2), ([1, 2, 3], 1), ([[1], [2]], 2), (["x", 1], 2), (None, 1), ([], 1)]
 )
-def test_a_list_of_tokens_is_one_input(value: Any, count: int) -> None:
+def test_token_list_is_one_input(value: Any, count: int) -> None:
     assert embedding_inputs(value) == count
 
 
-def test_lines_are_the_same_however_the_stream_is_cut() -> None:
+def test_lines_do_not_depend_on_chunk_boundaries() -> None:
     content = b"\xef\xbb\xbfone\r\n\r\n two \nlast"
     whole = [(line.number, line.content) for line in split_lines([content])]
     assert whole == [(1, b"one"), (2, b""), (3, b" two "), (4, b"last")]
@@ -150,7 +168,7 @@ def test_lines_are_the_same_however_the_stream_is_cut() -> None:
         assert [(line.number, line.content) for line in split_lines(pieces)] == whole
 
 
-def test_a_line_without_end_takes_no_memory() -> None:
+def test_endless_line_takes_no_memory() -> None:
     def endless() -> Iterator[bytes]:
         yield from (b"x" * 1_000_000 for _ in range(200))
         yield b"\nnext"

@@ -1,4 +1,4 @@
-"""What people upload by mistake: each is told as what it is, with what to do, and nothing raises."""
+"""Common mistakes in input files: each is reported as an error with a remedy, and none raises."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def read(content: bytes, endpoint: str = CHAT) -> InputFacts:
 
 
 def only_error(line: bytes) -> InputError:
-    """Of a file whose other lines are good."""
+    """Return the only error of a file whose other lines are valid."""
     last = json.dumps(GOOD | {"custom_id": "last"}).encode()
     facts = read(b"\n".join([GOOD_LINE, line, last]))
     assert (facts.total, facts.error_count) == (3, 1)
@@ -50,23 +50,27 @@ def nested(depth: int) -> str:
         (b"\xef\xbb\xbf" + changed(), "begins with a byte order mark"),
         (b'{"custom_id": "a\xff"}', "not UTF-8: byte 17 of the line"),
         (b'{"custom_id": "a\0b"}', "holds a NUL byte, at byte 17"),
+        (b'{"custom_id": "ab\0"}', "holds a NUL byte, at byte 18"),
         (b"\0" * 40, "holds a NUL byte, at byte 1"),
-        (b'{"custom_id": "a\\ud800"}', "half a character stands alone"),
+        (b'{"custom_id": "a\\ud800"}', "holds half a character"),
         (b'{"seed": 1e999}', "larger than about 1.8e308"),
         (b'{"seed": ' + b"9" * 400 + b"}", "larger than about 1.8e308"),
         (b'{"seed": -' + b"9" * 5_000 + b"}", "larger than about 1.8e308"),
         (b"[" * 100_000, "at most 500 levels"),
         (b'{"a":' * 100_000, "at most 500 levels"),
-        (changed() + b",", "Leave out the comma"),
-        (b'{"custom_id": "a",}', "Leave out the comma"),
-        (b'{"custom_id": "a\tb"}', "write tabs, line breaks and the like as"),
+        (changed() + b",", "Remove the comma"),
+        (b'{"custom_id": "a",}', "Remove the comma"),
+        (b'{"a": 1,}', "at character 8. Remove the comma"),
+        (b'{"custom_id": "a\tb"}', "write tabs, line breaks and other control characters as"),
+        (b'{"custom_id": "a\tb"},', "write tabs, line breaks and other control characters as"),
+        (b'{"a" 1}', "at character 6. JSON has no NaN"),
         (b"{'custom_id': 'a'}", "not parseable as valid JSON"),
         (changed() + b"\r" + changed(), "Lines must end with LF or CRLF"),
         (b"[" + changed() + b"]", "This line is a JSON array."),
         (b'"text"', "This line is not a JSON object."),
     ],
 )
-def test_a_line_that_is_no_json_object_is_told_with_the_reason(line: bytes, message: str) -> None:
+def test_line_that_is_not_a_json_object_has_a_reason(line: bytes, message: str) -> None:
     error = only_error(line)
     assert error.code == "invalid_json_line"
     assert message in error.message
@@ -76,24 +80,33 @@ def test_a_line_that_is_no_json_object_is_told_with_the_reason(line: bytes, mess
     ("line", "code", "message"),
     [
         (changed(custom_id="x" * 513), "invalid_request", "has 513 characters; at most 512"),
-        (changed(custom_id="a\0b"), "invalid_request", "'a\\u0000b' holds a NUL character"),
-        (changed(custom_id=["a"]), "invalid_request", "must be a string that is not empty, not an array"),
-        (changed(method="post"), "invalid_method", "'POST', in capitals, not 'post'"),
-        (changed(method={"a": 1}), "invalid_method", "not an object"),
+        (changed(custom_id="a\0b"), "invalid_request", "custom_id holds a NUL character"),
+        (changed(custom_id=["a"]), "invalid_request", "expected a string that is not empty, but got an array"),
+        (changed(method="post"), "invalid_method", "'post' is not supported. It must be 'POST', in capitals"),
+        (changed(method="PUT"), "invalid_method", "The method 'PUT' is not supported. It must be 'POST'."),
+        (changed(method={"a": 1}), "invalid_method", "(an object)"),
         (changed(url=f"{CHAT}/"), "invalid_url", "the path alone"),
         (changed(url=f"https://api.openai.com{CHAT}"), "invalid_url", "the path alone"),
         (changed(url="/v1/embeddings"), "invalid_url", f"It must be '{CHAT}'."),
         (changed(body=None), "missing_required_parameter", "'body'"),
-        (changed(body=[]), "invalid_request", "must be an object, not an array"),
+        (changed(body=[]), "invalid_request", "expected an object, but got an array"),
         (changed(body={"model": "demo", "prompt": "x"}), "missing_required_parameter", "belongs to another endpoint"),
-        (changed(body=GOOD["body"] | {"model": "no\0pe"}), "model_not_found", "The model 'no\\u0000pe' does not exist"),
-        (changed(body=GOOD["body"] | {"model": "x" * 1_000_000}), "model_not_found", "xxx…' does not exist"),
-        (changed(method=json.loads(nested(400))), "invalid_method", "not an array"),
+        (
+            changed(body=GOOD["body"] | {"model": "no\0pe"}),
+            "model_not_found",
+            "The model (a string of 5 characters) does not exist",
+        ),
+        (
+            changed(body=GOOD["body"] | {"model": "x" * 1_000_000}),
+            "model_not_found",
+            "(a string of 1,000,000 characters) does not exist",
+        ),
+        (changed(method=json.loads(nested(400))), "invalid_method", "(an array)"),
         (changed(other=json.loads(nested(501))), "invalid_request", "more than 500 levels"),
         (changed(body=GOOD["body"] | {"x": json.loads(nested(600))}), "invalid_request", "more than 500 levels"),
     ],
 )
-def test_a_request_that_cannot_be_run_is_told_with_what_to_do(line: bytes, code: str, message: str) -> None:
+def test_invalid_request_has_a_remedy(line: bytes, code: str, message: str) -> None:
     error = only_error(line)
     assert error.code == code
     assert message in error.message
@@ -112,12 +125,20 @@ def test_a_request_that_cannot_be_run_is_told_with_what_to_do(line: bytes, code:
         changed(body=GOOD["body"] | {"messages": "anything that the engine may answer", "n": -1}),
     ],
 )
-def test_what_is_unusual_but_right_is_accepted(content: bytes) -> None:
+def test_unusual_but_valid_lines_are_accepted(content: bytes) -> None:
     facts = read(content)
     assert (facts.total, facts.errors) == (1, ())
 
 
-def test_the_last_of_two_equal_keys_counts() -> None:
+@pytest.mark.parametrize(
+    ("endpoint", "param"), [(CHAT, "body.messages"), (COMPLETIONS, "body.prompt"), (EMBEDDINGS, "body.input")]
+)
+def test_missing_input_is_the_usual_field_of_the_endpoint(endpoint: str, param: str) -> None:
+    (error,) = read(changed(url=endpoint, body={"model": "demo"}), endpoint).errors
+    assert (error.param, error.message) == (param, f"Missing required parameter: '{param}'.")
+
+
+def test_last_of_two_equal_keys_counts() -> None:
     assert read(GOOD_LINE[:-1] + b', "method": "POST", "custom_id": "b"}').error_count == 0
     assert read(GOOD_LINE[:-1] + b', "method": "GET"}').errors[0].code == "invalid_method"
 
@@ -134,7 +155,7 @@ def test_the_last_of_two_equal_keys_counts() -> None:
         (b"PAR1" + bytes(range(256)), "Parquet"),
     ],
 )
-def test_a_file_that_is_no_text_is_one_error(content: bytes, what: str) -> None:
+def test_binary_file_is_one_error(content: bytes, what: str) -> None:
     facts = read(content)
     assert (facts.error_count, facts.errors[0].code, facts.errors[0].line) == (1, "invalid_request", None)
     assert what in facts.errors[0].message
@@ -148,7 +169,7 @@ def test_a_file_that_is_no_text_is_one_error(content: bytes, what: str) -> None:
         (b"\n".join([json.dumps(GOOD, indent=2).encode()] * 700), "jq -c . "),
     ],
 )
-def test_a_file_in_another_layout_is_told_so_before_its_lines(content: bytes, hint: str) -> None:
+def test_layout_error_comes_before_line_errors(content: bytes, hint: str) -> None:
     facts = read(content)
     assert (facts.errors[0].code, facts.errors[0].line) == ("invalid_json_line", None)
     assert hint in facts.errors[0].message
@@ -156,7 +177,30 @@ def test_a_file_in_another_layout_is_told_so_before_its_lines(content: bytes, hi
     assert facts.error_count > 3
 
 
-def test_where_errors_are_left_out_the_last_one_that_is_listed_says_so() -> None:
+@pytest.mark.parametrize(
+    "content", [b'{"custom_id": "a",\n"method": "POST"}', b'{"body": {\n}}', b'{"a": [\n1]}', b"{\n}"]
+)
+def test_object_over_several_lines_is_a_layout_error(content: bytes) -> None:
+    assert "pretty-printed" in read(content).errors[0].message
+
+
+@pytest.mark.parametrize("content", [b"id,\nname,", b"[", b'{"a": 1', b"{,\n{}"])
+def test_other_lines_are_no_object_over_several_lines(content: bytes) -> None:
+    assert not any("pretty-printed" in error.message for error in read(content).errors)
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{"])
+def test_one_wrong_line_among_requests_is_no_layout_error(content: bytes) -> None:
+    assert [error.line for error in read(content + b"\n" + GOOD_LINE).errors] == [1]
+
+
+def test_last_listed_error_keeps_its_own_message() -> None:
+    facts = read(b"x\n" * 999 + b"[1]\n" + b"x\n" * 10)
+    assert facts.errors[-1].message.startswith("This line is a JSON array.")
+    assert facts.errors[-1].line == 1_000
+
+
+def test_last_listed_error_mentions_omitted_ones() -> None:
     facts = read(b"x\n" * 1_200)
     assert facts.errors[-1].message.endswith(
         "(Of 1,200 errors in this file, the first 1,000 are listed; this is the last.)"
@@ -164,20 +208,20 @@ def test_where_errors_are_left_out_the_last_one_that_is_listed_says_so() -> None
     assert "are listed" not in read(b"x\n" * 1_000).errors[-1].message
 
 
-def test_what_is_wrong_with_the_file_is_listed_however_many_lines_are_bad() -> None:
+def test_file_errors_are_listed_despite_many_line_errors() -> None:
     facts = read_input_file([b"x\n" * 1_200], endpoint=CHAT, models=MODELS, max_requests=1_100)
     assert "holds 1,200 requests" in facts.errors[0].message
     assert facts.error_count == 1_101
 
 
-def test_a_line_of_10_mb_is_accepted_and_a_longer_one_told() -> None:
+def test_line_of_10_mb_is_accepted_but_not_a_longer_one() -> None:
     body = GOOD["body"] | {"messages": [{"role": "user", "content": "x" * (10 * 2**20 - 200)}]}
     assert read(changed(body=body)).error_count == 0
     error = only_error(changed(body=body | {"user": "x" * 200}))
     assert "longer than 10,485,760 bytes" in error.message
 
 
-def test_without_a_catalogue_any_model_is_taken_but_only_one() -> None:
+def test_without_a_catalogue_any_single_model_is_accepted() -> None:
     lines = [json.dumps(GOOD).encode(), changed(body=GOOD["body"] | {"model": "another"})]
     facts = read_input_file(lines[:1], endpoint=CHAT, models=None)
     assert (facts.model, facts.error_count) == ("demo", 0)
@@ -193,9 +237,21 @@ def test_without_a_catalogue_any_model_is_taken_but_only_one() -> None:
         (EMBEDDINGS, {"input-missing"}),
     ],
 )
-def test_what_the_engine_is_to_judge_is_left_to_the_engine(endpoint: str, incomplete: set[str]) -> None:
+def test_values_that_the_engine_judges_are_accepted(endpoint: str, incomplete: set[str]) -> None:
     lines = [line for line in corpus() if line["url"] == endpoint and line["body"]["model"] in ("demo", "demo-embed")]
     facts = read("\n".join(map(json.dumps, lines)).encode(), endpoint)
     assert {error.code for error in facts.errors} == {"missing_required_parameter"}
     refused = {lines[error.line - 1]["custom_id"].split("refuse-")[1] for error in facts.errors if error.line}
     assert refused == incomplete
+
+
+def test_missing_field_has_a_message_with_and_without_a_hint() -> None:
+    assert only_error(changed(body=None)).message == "Missing required parameter: 'body'."
+    assert only_error(changed(method=None)).message == "Missing required parameter: 'method'. It must be 'POST'."
+
+
+@pytest.mark.parametrize(("length", "quoted"), [(100, "x" * 100), (101, "x" * 100 + "…")])
+def test_quoted_custom_id_is_cut_to_100_characters(length: int, quoted: str) -> None:
+    line = changed(custom_id="x" * length)
+    (error,) = read(line + b"\n" + line).errors
+    assert error.message == f"The custom_id '{quoted}' also appears on an earlier line. Each must be unique."

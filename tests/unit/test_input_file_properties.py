@@ -1,4 +1,4 @@
-"""Whatever bytes an input file holds: nothing raises, counts agree, and the cuts of the stream change nothing."""
+"""Properties of validation for arbitrary bytes: it never raises, its counts agree, and chunks do not matter."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ MODELS = {
         endpoints=(CHAT, EMBEDDINGS),
         limits=ModelLimits(max_line_bytes=400, max_requests=20),
     ),
-    "plain": CatalogueModel(spec=ModelSpec(id="plain", source="x", lane="processor")),
+    "plain": CatalogueModel(spec=ModelSpec(id="plain", source="x", engine="processor")),
 }
 
 anything = st.recursive(
@@ -86,7 +86,7 @@ def cut(content: bytes, positions: list[int]) -> list[bytes]:
 
 @settings(max_examples=600, deadline=None)
 @given(content=contents, endpoint=st.sampled_from([CHAT, EMBEDDINGS, "/v1/completions"]))
-def test_nothing_raises_and_the_counts_agree(content: bytes, endpoint: str) -> None:
+def test_no_input_raises_and_counts_agree(content: bytes, endpoint: str) -> None:
     facts = read([content], endpoint)
     assert facts.error_count >= len(facts.errors)
     assert len(facts.errors) == min(facts.error_count, MAX_LISTED_ERRORS)
@@ -98,7 +98,7 @@ def test_nothing_raises_and_the_counts_agree(content: bytes, endpoint: str) -> N
 
 @settings(max_examples=300, deadline=None)
 @given(content=contents, positions=st.lists(st.integers(0, 400), max_size=12))
-def test_the_cuts_of_the_stream_change_nothing(content: bytes, positions: list[int]) -> None:
+def test_chunk_boundaries_change_nothing(content: bytes, positions: list[int]) -> None:
     chunks = cut(content, positions)
     assert b"".join(chunks) == content
     assert read(chunks) == read([content])
@@ -108,7 +108,7 @@ def test_the_cuts_of_the_stream_change_nothing(content: bytes, positions: list[i
 
 @settings(max_examples=200, deadline=None)
 @given(content=contents)
-def test_an_accepted_file_is_one_that_the_job_can_read(content: bytes) -> None:
+def test_accepted_file_is_readable_by_the_job(content: bytes) -> None:
     facts = read([content])
     if facts.error_count:
         return
@@ -119,8 +119,8 @@ def test_an_accepted_file_is_one_that_the_job_can_read(content: bytes) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(requests_=st.lists(good_requests | requests, min_size=2, max_size=8))
-def test_a_line_is_judged_the_same_first_or_after_others(requests_: list[dict[str, Any]]) -> None:
-    """The first line is always looked at in full; those after it are taken by the shorter check where they pass."""
+def test_line_errors_do_not_depend_on_earlier_lines(requests_: list[dict[str, Any]]) -> None:
+    """The first line always gets the full check; later lines can pass the short one."""
     first = {"custom_id": "first", "method": "POST", "url": CHAT, "body": {"model": "demo", "messages": [1]}}
     for request in requests_:
         line = json.dumps(request, ensure_ascii=False).encode(errors="replace")
@@ -139,7 +139,7 @@ def write_file(path: Path, lines: int, content: str) -> None:
 
 
 def cpu_seconds(work: Callable[[], None]) -> float:
-    """The best of three: what else the machine does only ever adds."""
+    """Return the best of three runs, because other load only adds time."""
     runs = []
     for _ in range(3):
         start = time.process_time()
@@ -148,7 +148,7 @@ def cpu_seconds(work: Callable[[], None]) -> float:
     return min(runs)
 
 
-def test_validation_reads_at_a_good_part_of_the_speed_of_bare_parsing(tmp_path: Path) -> None:
+def test_validation_keeps_at_least_a_third_of_the_parsing_speed(tmp_path: Path) -> None:
     path = tmp_path / "input.jsonl"
     write_file(path, 5_000, "What ends a loop before its condition is false? " * 80)
     models = {"demo": CatalogueModel(spec=ModelSpec(id="demo", source="x"))}

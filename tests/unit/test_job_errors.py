@@ -1,16 +1,26 @@
-"""How an error of the engine gets from a worker's log to the last line of the job's."""
+"""Errors of a job, from a worker's traceback to the last line of the job's log and its exit code."""
+
+import json
 
 import pytest
+from ray.exceptions import RayTaskError
 
-from ray_job.__main__ import exit_code, job_error_in
 from ray_job.contract.exit_codes import EXIT_FAILED, EXIT_NO_MODEL, EXIT_SUPERSEDED
-from ray_job.engines.engine_process import core_error
-from ray_job.errors import EngineStartError, JobError, NoModelError, SupersededError
+from ray_job.contract.parts import PartError
+from ray_job.errors import (
+    EngineUnavailableError,
+    JobError,
+    NoModelError,
+    SupersededError,
+    describe_unexpected_error,
+    find_job_error,
+)
+from ray_job.rows import parse_request
 
-TRACEBACK = """ray::MapWorker(MapBatches(DirectEngine)).submit() (pid=151, ip=10.0.0.3)
+ENGINE_START_ERROR = """ray::DirectEngine.start() (pid=151, ip=10.0.0.3)
   File "/x/ray_job/engines/engine_process.py", line 57, in wait_ready
-    raise EngineStartError(
-ray_job.errors.EngineStartError: the last lines of the engine's log:
+    raise EngineUnavailableError(
+ray_job.errors.EngineUnavailableError: the last lines of the engine's log:
 RuntimeError: Engine core initialization failed.
 The engine ended with exit code 1 before it was ready
 
@@ -19,49 +29,97 @@ The above exception was the direct cause of the following exception:
 ray.exceptions.UserCodeException: UDF failed to process a data block.
 """
 
+KEY_ERROR = f"""ray::MapBatches(prepare)() (pid=151, ip=10.0.0.3)
+  File "{json.__file__}", line 346, in loads
+    return _default_decoder.decode(s)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^
+KeyError: 'a prompt
+  File "prompt.py", line 1, in prompt
+PromptError: more of the prompt'
 
-def test_an_error_of_a_worker_is_found_in_its_traceback() -> None:
-    found = job_error_in(RuntimeError(TRACEBACK))
+The above exception was the direct cause of the following exception:
+
+  File "/x/ray/data/_internal/util.py", line 77, in wrapper
+    raise UserCodeException from error
+ray.exceptions.UserCodeException: UDF failed to process a data block.
+"""
+
+
+def worker_error(traceback: str) -> RayTaskError:
+    return RayTaskError("task", traceback, ValueError())
+
+
+def raised_by_parsing(raw: bytes) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any error has a place
+        parse_request(9, raw)
+    return caught.value
+
+
+def test_job_error_is_found_in_the_traceback_of_a_worker() -> None:
+    found = find_job_error(worker_error(ENGINE_START_ERROR))
     assert isinstance(found, JobError)
     assert str(found).splitlines()[-1] == "The engine ended with exit code 1 before it was ready"
 
 
-def test_an_error_of_the_job_itself_is_found_below_what_it_caused() -> None:
+def test_job_error_is_found_below_the_error_that_it_caused() -> None:
     known = SupersededError("attempt 1 is not the current one any more")
     wrapped = RuntimeError("execution failed")
     wrapped.__cause__ = known
-    assert job_error_in(wrapped) is known
+    assert find_job_error(wrapped) is known
 
 
-def test_a_model_that_no_attempt_can_have_is_told_from_an_engine_that_did_not_start() -> None:
-    told = TRACEBACK.replace("EngineStartError: the last", "NoModelError: models/a/ holds no config.json: the last")
-    assert type(job_error_in(RuntimeError(told))) is NoModelError
-    assert type(job_error_in(RuntimeError(TRACEBACK))) is not NoModelError
+def test_part_error_of_a_worker_keeps_its_message() -> None:
+    traceback = "ray::commit()\nray_job.contract.parts.PartError: a part of batch_1 holds a line twice: [1, 1]\n"
+    assert str(find_job_error(worker_error(traceback))) == "a part of batch_1 holds a line twice: [1, 1]"
+    assert isinstance(find_job_error(PartError("damaged")), PartError)
+
+
+def test_missing_model_is_distinguished_from_other_engine_start_errors() -> None:
+    missing = ENGINE_START_ERROR.replace(
+        "EngineUnavailableError: the", "NoModelError: models/a/ holds no config.json: the"
+    )
+    assert type(find_job_error(worker_error(missing))) is NoModelError
+    assert type(find_job_error(worker_error(ENGINE_START_ERROR))) is not NoModelError
+
+
+@pytest.mark.parametrize("error", [RuntimeError("ray_job.errors.JobError: a prompt"), worker_error(KEY_ERROR)])
+def test_other_errors_are_not_job_errors(error: Exception) -> None:
+    assert find_job_error(error) is None
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (None, EXIT_FAILED),
-        (EngineStartError("out of memory"), EXIT_FAILED),
+        (JobError("failed"), EXIT_FAILED),
+        (EngineUnavailableError("out of memory"), EXIT_FAILED),
         (NoModelError("upload it"), EXIT_NO_MODEL),
         (SupersededError("attempt 2 has begun"), EXIT_SUPERSEDED),
     ],
 )
-def test_the_exit_code_says_whether_another_attempt_is_worth_it(error: Exception | None, code: int) -> None:
-    assert exit_code(error) == code
+def test_exit_code_reports_whether_another_attempt_may_succeed(error: JobError, code: int) -> None:
+    assert error.exit_code == code
 
 
-def test_any_other_error_is_not_one_of_ours() -> None:
-    assert job_error_in(RuntimeError("ray_job.errors is a module")) is None
+def test_unexpected_error_is_described_by_its_type_and_place() -> None:
+    error = raised_by_parsing(b"[" * 100_000)
+    assert type(error) is RecursionError
+    described = describe_unexpected_error(error)
+    assert described.startswith("RecursionError at json.")
+    assert ", called from ray_job.rows:" in described
 
 
-def test_what_the_engine_core_died_of_is_told() -> None:
-    log = [
-        "(EngineCore pid=628) INFO 11-21 17:50:34 [core.py:133] Initializing a V1 LLM engine",
-        "(EngineCore pid=628) ERROR 11-21 17:50:36 [core.py:1510] Traceback (most recent call last):",
-        "(EngineCore pid=628) ERROR 11-21 17:50:36 [core.py:1510] AttributeError: no attribute 'init_cpu_memory_env'",
-        "RuntimeError: Engine core initialization failed. See root cause above.",
-    ]
-    assert core_error(log) == ": AttributeError: no attribute 'init_cpu_memory_env'"
-    assert core_error(log[-1:]) == ""
+def test_unexpected_error_of_a_worker_is_described_without_its_message() -> None:
+    assert describe_unexpected_error(worker_error(KEY_ERROR)) == "KeyError at json.__init__:346"
+
+
+def test_causes_that_were_never_raised_are_skipped() -> None:
+    error = raised_by_parsing(b"[" * 100_000)
+    error.__cause__ = SystemError()
+    assert describe_unexpected_error(error).startswith("RecursionError at json.")
+
+
+@pytest.mark.parametrize("raw", [b'{"secret": \xff}', b'{"secret": 1}', b'"secret"', b"secret"])
+def test_invalid_line_is_reported_without_its_content(raw: bytes) -> None:
+    error = raised_by_parsing(raw)
+    assert isinstance(error, JobError)
+    assert "secret" not in str(error)

@@ -1,4 +1,4 @@
-"""The job spec crosses a process boundary whole, and what is wrong with it is told."""
+"""The job spec crosses a process boundary unchanged; a wrong one is reported."""
 
 import json
 
@@ -18,7 +18,7 @@ SPEC = JobSpec(
 )
 
 
-def test_a_spec_survives_json() -> None:
+def test_spec_survives_json() -> None:
     assert JobSpec.from_json(SPEC.to_json()) == SPEC
 
 
@@ -31,12 +31,12 @@ def test_a_spec_survives_json() -> None:
         (json.dumps({**json.loads(SPEC.to_json()), "colour": 1}), "colour"),
     ],
 )
-def test_a_spec_that_cannot_be_read_says_why(text: str, message: str) -> None:
+def test_unreadable_spec_is_reported(text: str, message: str) -> None:
     with pytest.raises(JobSpecError, match=message):
         JobSpec.from_json(text)
 
 
-def test_an_engine_takes_one_gpu_per_tensor_and_pipeline_rank() -> None:
+def test_engine_takes_one_gpu_per_tensor_and_pipeline_rank() -> None:
     assert (
         ModelSpec(id="m", source="s", accelerator="a10g", tensor_parallel_size=2, pipeline_parallel_size=2).num_gpus
         == 4

@@ -1,4 +1,4 @@
-"""Choosing the launcher by the settings."""
+"""Choice of the launcher by the settings."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from service.adapters.kuberay_launcher import KubeRayLauncher
 from service.adapters.open_launcher import open_launcher
 from service.adapters.ray_jobs_launcher import RayJobsLauncher
 from service.errors import SettingsError
-from service.model_catalogue import Catalogue, parse_catalogue
+from service.model_catalogue import parse_catalogue
 from service.settings import Settings, read_settings
 
 REQUIRED = {
@@ -42,25 +42,25 @@ def kuberay(tmp_path: Path, *, kubeconfig: bool) -> Settings:
     return read_settings(environment)
 
 
-def test_by_default_jobs_go_to_a_ray_that_is_there() -> None:
-    with open_launcher(read_settings(REQUIRED), Catalogue(), {}) as launcher:
+def test_default_launcher_uses_an_existing_ray() -> None:
+    with open_launcher(read_settings(REQUIRED), {}, {}) as launcher:
         assert isinstance(launcher, RayJobsLauncher)
 
 
-def test_a_token_file_that_is_not_there_is_told() -> None:
+def test_missing_token_file_is_reported() -> None:
     with (
         pytest.raises(SettingsError, match="RAY_AUTH_TOKEN_PATH: cannot read /no/such/file"),
-        open_launcher(read_settings(REQUIRED), Catalogue(), {"RAY_AUTH_TOKEN_PATH": "/no/such/file"}),
+        open_launcher(read_settings(REQUIRED), {}, {"RAY_AUTH_TOKEN_PATH": "/no/such/file"}),
     ):
         pass
 
 
-def test_kuberay_runs_jobs_where_the_settings_say(tmp_path: Path) -> None:
-    with open_launcher(kuberay(tmp_path, kubeconfig=True), Catalogue(), {}) as launcher:
+def test_kuberay_uses_the_namespace_of_the_settings(tmp_path: Path) -> None:
+    with open_launcher(kuberay(tmp_path, kubeconfig=True), {}, {}) as launcher:
         assert isinstance(launcher, KubeRayLauncher)
 
 
-def test_kuberay_needs_a_template_of_each_model(tmp_path: Path) -> None:
+def test_kuberay_needs_a_template(tmp_path: Path) -> None:
     catalogue = parse_catalogue({"models": [{"id": "demo", "source": "/models/demo"}]})
     with (
         pytest.raises(SettingsError, match="templates do not fit the model catalogue"),
@@ -69,9 +69,9 @@ def test_kuberay_needs_a_template_of_each_model(tmp_path: Path) -> None:
         pass
 
 
-def test_kuberay_needs_a_way_to_kubernetes(tmp_path: Path) -> None:
+def test_kuberay_needs_access_to_kubernetes(tmp_path: Path) -> None:
     with (
         pytest.raises(SettingsError, match="a pod with a service account's token"),
-        open_launcher(kuberay(tmp_path, kubeconfig=False), Catalogue(), {}),
+        open_launcher(kuberay(tmp_path, kubeconfig=False), {}, {}),
     ):
         pass

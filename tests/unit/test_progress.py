@@ -1,4 +1,4 @@
-"""A job's connection to the database."""
+"""Progress reports over a connection that fails."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
 from ray_job.progress import ProgressReporter, Totals
 
 _LIMITS = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-# Postgres' answers to a client that starts: authentication is done, and it is ready for a query.
+# Postgres' messages to a new client: authentication is done, and it is ready for a query.
 _READY = b"R\0\0\0\x08\0\0\0\0" + b"Z\0\0\0\x05I"
 
 
@@ -30,21 +30,21 @@ def spec(port: int) -> JobSpec:
 
 
 def limits_of_connections_to(port: int) -> list[list[int]]:
-    """The TCP limits of each socket of this process that is connected to the port."""
+    """Return the TCP limits of each socket of this process that is connected to the port."""
     found = []
     for descriptor in filter(Path.is_socket, Path("/proc/self/fd").iterdir()):
-        with socket.socket(fileno=os.dup(int(descriptor.name))) as own, suppress(OSError):  # not all have a peer
+        with socket.socket(fileno=os.dup(int(descriptor.name))) as own, suppress(OSError):  # some have no peer
             if own.getpeername() == ("127.0.0.1", port):
                 found.append([own.getsockopt(socket.IPPROTO_TCP, limit) for limit in _LIMITS])
     return found
 
 
-def test_a_job_does_not_wait_for_a_database_that_is_away_at_every_report() -> None:
+def test_reports_pause_after_one_that_could_not_connect() -> None:
     now = [0.0]
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     reporter = ProgressReporter(spec(port), clock=lambda: now[0])
-    reporter.report(Totals())  # nobody listens there any more
+    reporter.report(Totals())  # nothing listens on the port any more
     with socket.create_server(("127.0.0.1", port)) as server:
         server.settimeout(0)
         for now[0] in (1.0, 29.0):
@@ -59,7 +59,7 @@ def test_a_job_does_not_wait_for_a_database_that_is_away_at_every_report() -> No
         thread.join()
 
 
-def test_a_database_that_is_lost_without_a_word_is_given_up_after_25_seconds() -> None:
+def test_database_that_stops_responding_is_given_up_after_25_seconds() -> None:
     found: list[list[int]] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -1,22 +1,22 @@
-"""What a RayJob's status means for its batch."""
+"""The state of a job, from the status of its RayJob and its pods."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from service.adapters.rayjob_status import job_status, view_of, waiting_pods
+from service.adapters.rayjob_status import RayJobView, job_status, waiting_pods
 from service.ports import JobState, JobStatus
 
 FAILED_WITH = "Job entrypoint command failed with exit code"
 
 
 def state(deployment: str = "", job: str = "", waiting: str = "", **status: Any) -> JobStatus:
-    told = {"jobDeploymentStatus": deployment, "jobStatus": job, **status}
+    fields = {"jobDeploymentStatus": deployment, "jobStatus": job, **status}
     metadata = {"name": "batch-1-1", "creationTimestamp": "2030-01-01T00:00:00Z"}
-    plain = {name: value for name, value in told.items() if value}  # KubeRay leaves out what is empty
+    plain = {name: value for name, value in fields.items() if value}  # KubeRay omits empty fields
     rayjob = {"metadata": metadata, "spec": {"preRunningDeadlineSeconds": 900}, "status": plain}
-    return job_status(view_of(rayjob), waiting)
+    return job_status(RayJobView.parse(rayjob), waiting)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def state(deployment: str = "", job: str = "", waiting: str = "", **status: Any)
         ("ValidationFailed", "", JobState.FAILED),
     ],
 )
-def test_each_pair_of_kuberays_and_rays_words_is_one_state(deployment: str, job: str, expected: JobState) -> None:
+def test_state_of_each_pair_of_deployment_and_job_status(deployment: str, job: str, expected: JobState) -> None:
     assert state(deployment, job).state is expected
 
 
@@ -53,49 +53,49 @@ def test_each_pair_of_kuberays_and_rays_words_is_one_state(deployment: str, job:
         ({}, "no reason given"),
     ],
 )
-def test_a_failed_rayjob_tells_why(status: dict[str, str], message: str) -> None:
+def test_failed_rayjob_has_a_reason(status: dict[str, str], message: str) -> None:
     assert message in state("Failed", waiting="worker: no room", **status).message
 
 
-def test_a_rayjob_that_kuberay_refused_has_ended_when_it_was_made() -> None:
+def test_refused_rayjob_ended_at_its_creation() -> None:
     rayjob = {
         "metadata": {"name": "a", "creationTimestamp": "2030-01-01T00:00:00Z"},
         "status": {"jobDeploymentStatus": "ValidationFailed", "message": "RayJob name should be no more than 47"},
     }
-    view = view_of(rayjob)
+    view = RayJobView.parse(rayjob)
     assert view.ended_at is not None
     assert "no more than 47" in job_status(view, "").message
 
 
-def test_pods_that_kuberay_cannot_make_are_a_reason_to_wait() -> None:
+def test_failure_to_create_pods_is_a_reason_to_wait() -> None:
     condition = {"type": "ReplicaFailure", "status": "True", "message": "forbidden: exceeded quota: jobs"}
     conditions = {"conditions": [condition]}
-    told = state("Initializing", rayClusterStatus=conditions)
-    assert told == JobStatus(state=JobState.PENDING, message="forbidden: exceeded quota: jobs")
-    told = state("Running", "RUNNING", waiting="another", rayClusterStatus=conditions)
-    assert told == JobStatus(state=JobState.RUNNING, message="forbidden: exceeded quota: jobs")
+    status = state("Initializing", rayClusterStatus=conditions)
+    assert status == JobStatus(state=JobState.PENDING, message="forbidden: exceeded quota: jobs")
+    status = state("Running", "RUNNING", waiting="another", rayClusterStatus=conditions)
+    assert status == JobStatus(state=JobState.RUNNING, message="forbidden: exceeded quota: jobs")
 
 
-def test_a_pod_that_kuberay_cannot_make_has_the_same_reason_each_time() -> None:
-    told = set()
+def test_reason_of_refused_pods_omits_their_names() -> None:
+    messages = set()
     for name in ("batch-1-1-gpu-worker-2xk9p", "batch-1-1-gpu-worker-w8cfl"):
         message = f'FailedCreateWorkerPod\npods "{name}" is forbidden: exceeded quota: jobs'
         condition = {"type": "ReplicaFailure", "status": "True", "message": message}
-        told.add(state("Running", "RUNNING", rayClusterStatus={"conditions": [condition]}).message)
-    assert told == {"FailedCreateWorkerPod\na pod is forbidden: exceeded quota: jobs"}
+        messages.add(state("Running", "RUNNING", rayClusterStatus={"conditions": [condition]}).message)
+    assert messages == {"FailedCreateWorkerPod\na pod is forbidden: exceeded quota: jobs"}
 
 
 @pytest.mark.parametrize(
     ("message", "is_final"),
     [
-        (f"{FAILED_WITH} 4, last available logs (truncated to 20,000 chars):\nMissingModelError: none", True),
+        (f"{FAILED_WITH} 4, last available logs (truncated to 20,000 chars):\nNoModelError: none", True),
         (f"{FAILED_WITH} 4. No logs available.", True),
         (f"{FAILED_WITH} 1, last available logs (truncated to 20,000 chars):\n{FAILED_WITH} 4.", False),
         (f"{FAILED_WITH} 41. No logs available.", False),
         ("Unexpected error occurred: the actor died", False),
     ],
 )
-def test_a_job_whose_model_cannot_be_had_has_failed_for_good(message: str, is_final: bool) -> None:
+def test_exit_code_of_a_missing_model_is_final(message: str, is_final: bool) -> None:
     assert state("Failed", "FAILED", reason="AppFailed", message=message).is_final == is_final
 
 
@@ -129,7 +129,7 @@ def waits_for(reason: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_waiting_pod_tells_why_and_what_to_do(status: dict[str, Any], expected: str) -> None:
+def test_waiting_pod_has_reason_and_advice(status: dict[str, Any], expected: str) -> None:
     (found,) = waiting_pods([pod(**status)], NOW)
     assert found.place == ("c1", "gpu")
     assert expected in found.why
@@ -164,31 +164,31 @@ def unschedulable(message: str, **annotations: str) -> dict[str, Any]:
         (f"0/16 nodes are available: {TAINTS}, 8 Insufficient nvidia.com/gpu.", False),
     ],
 )
-def test_a_pod_whose_pool_has_no_node_is_stuck_for_as_long_as_it_may_be(message: str, is_stuck: bool) -> None:
+def test_pod_without_a_suitable_node_is_stuck_within_its_limit(message: str, is_stuck: bool) -> None:
     (found,) = waiting_pods([unschedulable(message, node_limit_s="1800")], NOW)
     assert (found.is_stuck, found.limit_s) == (is_stuck, 1800 if is_stuck else None)
     (found,) = waiting_pods([unschedulable(message)], NOW)
     assert not found.is_stuck
 
 
-def test_a_pod_whose_claim_nobody_made_is_stuck() -> None:
+def test_pod_with_a_missing_claim_is_stuck() -> None:
     message = '0/5 nodes are available: persistentvolumeclaim "weights" not found. preemption: 0/5 nodes are available'
     (found,) = waiting_pods([unschedulable(message, node_limit_s="1800")], NOW)
     assert (found.is_stuck, found.limit_s) == (True, None)
 
 
-def test_a_pod_that_waits_is_told_in_few_words() -> None:
+def test_reason_of_a_waiting_pod_is_short() -> None:
     (found,) = waiting_pods([unschedulable(f"0/16 nodes are available: {TAINTS}, 8 Insufficient nvidia.com/gpu.")], NOW)
     assert len(found.why) <= 520
 
 
-def test_a_pod_says_how_many_of_its_group_get_on_without_it() -> None:
+def test_pod_has_the_number_of_hosts_of_its_engine() -> None:
     found = waiting_pods([unschedulable("0/5"), unschedulable("0/5", hosts_per_engine="2")], NOW)
     assert [each.hosts for each in found] == [1, 2]
 
 
 def without_volumes(seconds: int) -> dict[str, Any]:
-    """A pod whose Secret is not there, as long after the node took it."""
+    """Return a pod whose Secret is missing, so long after it was scheduled."""
     since = (NOW - timedelta(seconds=seconds)).isoformat()
     return pod(
         conditions=[
@@ -201,18 +201,18 @@ def without_volumes(seconds: int) -> dict[str, Any]:
     )
 
 
-def test_a_pod_whose_volumes_cannot_be_mounted_is_stuck() -> None:
+def test_pod_whose_volumes_cannot_be_mounted_is_stuck() -> None:
     (found,) = waiting_pods([without_volumes(90)], NOW)
     assert found.why.startswith("gpu pod p1: PodReadyToStartContainers (")
     assert "a Secret" in found.why
     assert found.is_stuck
 
 
-def test_a_pod_whose_node_only_took_it_has_no_reason() -> None:
+def test_pod_that_was_just_scheduled_has_no_reason() -> None:
     assert waiting_pods([without_volumes(5)], NOW) == []
 
 
-def test_a_pod_that_is_being_deleted_waits_for_nothing() -> None:
+def test_pod_that_is_being_deleted_has_no_reason() -> None:
     going = without_volumes(90)
     going["metadata"]["deletionTimestamp"] = NOW.isoformat()
     assert waiting_pods([going], NOW) == []
@@ -239,7 +239,7 @@ def test_a_pod_that_is_being_deleted_waits_for_nothing() -> None:
         },
     ],
 )
-def test_a_pod_that_is_on_its_way_has_no_reason(status: dict[str, Any]) -> None:
+def test_starting_pod_has_no_reason(status: dict[str, Any]) -> None:
     assert waiting_pods([pod(**status)], NOW) == []
 
 
@@ -251,24 +251,24 @@ def test_a_pod_that_is_on_its_way_has_no_reason(status: dict[str, Any]) -> None:
         ("Running", "RUNNING", JobState.RUNNING),
     ],
 )
-def test_a_job_that_is_stuck_says_so_whether_it_runs_or_not(deployment: str, job: str, expected: JobState) -> None:
+def test_stuck_job_is_reported_in_each_state(deployment: str, job: str, expected: JobState) -> None:
     condition = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: jobs"}
     status = {"jobDeploymentStatus": deployment, "jobStatus": job, "rayClusterStatus": {"conditions": [condition]}}
-    told = job_status(view_of({"metadata": {"name": "a"}, "status": status}), "no such image", is_stuck=True)
-    assert told == JobStatus(state=expected, message="no such image", is_stuck=True)
+    found = job_status(RayJobView.parse({"metadata": {"name": "a"}, "status": status}), "no such image", is_stuck=True)
+    assert found == JobStatus(state=expected, message="no such image", is_stuck=True)
 
 
-def test_how_long_a_pod_may_be_stuck_stands_in_the_rayjob() -> None:
+def test_rayjob_sets_the_limit_of_stuck_pods() -> None:
     annotations = {"cloister.dev/stuck-limit-s": "60"}
-    assert view_of({"metadata": {"name": "a", "annotations": annotations}}).stuck_limit_s == 60
-    assert view_of({"metadata": {"name": "a"}}).stuck_limit_s == 300
+    assert RayJobView.parse({"metadata": {"name": "a", "annotations": annotations}}).stuck_limit_s == 60
+    assert RayJobView.parse({"metadata": {"name": "a"}}).stuck_limit_s == 300
 
 
-def test_the_groups_that_hold_gpus_stand_in_the_rayjob() -> None:
+def test_rayjob_has_the_groups_with_gpus() -> None:
     groups = [
         {"groupName": name, "template": {"spec": {"containers": [{"name": "ray", "resources": {"limits": limits}}]}}}
         for name, limits in (("cpu", {"cpu": "2"}), ("v100", {"cpu": "4", "nvidia.com/gpu": "1"}))
     ]
-    view = view_of({"metadata": {"name": "a"}, "spec": {"rayClusterSpec": {"workerGroupSpecs": groups}}})
+    view = RayJobView.parse({"metadata": {"name": "a"}, "spec": {"rayClusterSpec": {"workerGroupSpecs": groups}}})
     assert view.gpu_groups == {"v100"}
-    assert view_of({"metadata": {"name": "a"}}).gpu_groups == frozenset()
+    assert RayJobView.parse({"metadata": {"name": "a"}}).gpu_groups == frozenset()

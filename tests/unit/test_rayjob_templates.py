@@ -1,4 +1,4 @@
-"""Reading the RayJob templates that were deployed with the model catalogue."""
+"""RayJob templates, which are deployed with the model catalogue."""
 
 import json
 from pathlib import Path
@@ -31,35 +31,35 @@ def rendered(model: ModelSpec, **changes: Any) -> str:
     return json.dumps({**template, **changes})
 
 
-def test_each_model_gets_its_template(tmp_path: Path) -> None:
+def test_each_model_has_its_template(tmp_path: Path) -> None:
     models = catalogue()
-    (tmp_path / template_key("demo")).write_text(rendered(models.models["demo"].spec))
+    (tmp_path / template_key("demo")).write_text(rendered(models["demo"].spec))
     assert load_templates(tmp_path, models, namespace="jobs")["demo"]["kind"] == "RayJob"
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"kind": "RayCluster"}, "is no RayJob of ray.io/v1"),
+        ({"kind": "RayCluster"}, "is not a RayJob of ray.io/v1"),
         ({"metadata": {"namespace": "other"}}, "is for the namespace 'other', not 'jobs'"),
         ({"metadata": {"namespace": "jobs"}}, "was rendered for another version of the model 'demo'"),
-        ({"spec": {}}, "has no container of the Ray head"),
+        ({"spec": {}}, "has no container for the Ray head"),
     ],
 )
-def test_a_template_that_does_not_fit_is_told(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_invalid_template_is_refused_with_the_problem(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
     models = catalogue()
-    (tmp_path / template_key("demo")).write_text(rendered(models.models["demo"].spec, **changes))
+    (tmp_path / template_key("demo")).write_text(rendered(models["demo"].spec, **changes))
     with pytest.raises(SettingsError, match=problem):
         load_templates(tmp_path, models, namespace="jobs")
 
 
-def test_a_model_that_changed_since_does_not_fit(tmp_path: Path) -> None:
-    (tmp_path / template_key("demo")).write_text(rendered(catalogue().models["demo"].spec))
+def test_template_of_another_version_of_the_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / template_key("demo")).write_text(rendered(catalogue()["demo"].spec))
     with pytest.raises(SettingsError, match="another version of the model"):
         load_templates(tmp_path, catalogue(concurrency=2), namespace="jobs")
 
 
-def test_all_templates_that_are_wrong_are_told_at_once(tmp_path: Path) -> None:
+def test_all_invalid_templates_are_reported_together(tmp_path: Path) -> None:
     models = parse_catalogue({"models": [MODEL, {**MODEL, "id": "other"}, {**MODEL, "id": "third"}]})
     (tmp_path / template_key("demo")).mkdir()
     (tmp_path / template_key("other")).write_text("{")
@@ -70,22 +70,22 @@ def test_all_templates_that_are_wrong_are_told_at_once(tmp_path: Path) -> None:
         assert problem in str(caught.value)
 
 
-def test_a_model_without_a_template_keeps_no_other_from_running(tmp_path: Path) -> None:
+def test_model_without_a_template_does_not_affect_others(tmp_path: Path) -> None:
     models = parse_catalogue({"models": [MODEL, {**MODEL, "id": "other"}]})
-    (tmp_path / template_key("demo")).write_text(rendered(models.models["demo"].spec))
+    (tmp_path / template_key("demo")).write_text(rendered(models["demo"].spec))
     assert list(load_templates(tmp_path, models, namespace="jobs")) == ["demo"]
 
 
-def test_models_that_differ_in_case_or_signs_only_have_templates_of_their_own() -> None:
+def test_models_that_differ_in_case_or_signs_have_different_templates() -> None:
     assert len({template_key(name) for name in ("Llama 3", "llama-3", "llama/3", "llama_3")}) == 4
     assert template_key("meta/Llama-3.1") == template_key("meta/Llama-3.1")
 
 
-def test_the_longest_id_of_a_batch_and_its_millionth_attempt_make_a_name() -> None:
+def test_longest_batch_id_and_millionth_attempt_make_a_valid_name() -> None:
     assert len(rayjob_name(f"batch_{'f' * 32}-1000000")) == 46
 
 
 @pytest.mark.parametrize("job_id", ["", "1st", "Batch_1", "batch_1-", "b" * 48, "batch.1"])
-def test_an_id_that_kuberay_would_refuse_is_refused(job_id: str) -> None:
+def test_id_that_kuberay_would_refuse_is_refused(job_id: str) -> None:
     with pytest.raises(RayJobNameError, match="cannot be a RayJob's name"):
         rayjob_name(job_id)

@@ -13,7 +13,7 @@ import pytest
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from ray_job.contract.weights import WeightsCopy
-from ray_job.errors import EngineStartError, NoModelError
+from ray_job.errors import EngineUnavailableError, NoModelError
 from ray_job.weights import copy_model, loaded_files, prepare, require_model
 
 GIB = 2**30
@@ -33,7 +33,7 @@ def copy(tmp_path: Path, **changed: Any) -> WeightsCopy:
 
 
 def grow(path: Path, size_bytes: int) -> None:
-    """A file that is as large as that and takes no room."""
+    """Create a sparse file of a size."""
     path.parent.mkdir(exist_ok=True)
     path.touch()
     os.truncate(path, size_bytes)
@@ -55,17 +55,17 @@ def files(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
 
 
-def test_the_whole_directory_is_copied_and_no_other(target: Path, tmp_path: Path) -> None:
+def test_whole_directory_is_copied_and_no_other(target: Path, tmp_path: Path) -> None:
     assert copy_model(copy(tmp_path)) == 1004
     assert files(target) == {"config.json", "model-00001.safetensors", "tokenizer/vocab.json"}
 
 
-def test_who_only_tokenizes_gets_no_weights(target: Path, tmp_path: Path) -> None:
+def test_copy_without_weights_holds_the_tokenizer(target: Path, tmp_path: Path) -> None:
     copy_model(copy(tmp_path, whole=False))
     assert files(target) == {"config.json", "tokenizer/vocab.json"}
 
 
-def test_a_file_that_is_there_in_full_is_left_alone_and_half_a_file_is_not(target: Path, tmp_path: Path) -> None:
+def test_only_complete_files_are_left_alone(target: Path, tmp_path: Path) -> None:
     (target / "tokenizer").mkdir(parents=True)
     (target / "tokenizer/vocab.json").write_text("??")
     (target / "model-00001.safetensors").write_bytes(b"w" * 10)
@@ -74,7 +74,7 @@ def test_a_file_that_is_there_in_full_is_left_alone_and_half_a_file_is_not(targe
     assert (target / "model-00001.safetensors").stat().st_size == 1000
 
 
-def test_a_prefix_without_a_model_is_told(target: Path, tmp_path: Path) -> None:
+def test_prefix_without_a_model_is_reported(target: Path, tmp_path: Path) -> None:
     with pytest.raises(NoModelError, match=r"holds no config\.json: upload the model's whole directory"):
         copy_model(copy(tmp_path, prefix="models/nothing/"))
     assert not target.exists()
@@ -90,17 +90,17 @@ def test_a_prefix_without_a_model_is_told(target: Path, tmp_path: Path) -> None:
         (["consolidated.safetensors", "vae/diffusion.safetensors"], False),
     ],
 )
-def test_beside_safetensors_the_same_weights_in_another_form_are_left_out(others: list[str], left_out: bool) -> None:
+def test_second_formats_of_the_weights_are_left_out(others: list[str], left_out: bool) -> None:
     model = {"config.json", "model.safetensors", "tokenizer.json"}
     assert loaded_files({*model, *others}) == (model if left_out else {*model, *others})
 
 
-def test_a_model_without_safetensors_keeps_all_its_weights() -> None:
+def test_model_without_safetensors_keeps_all_weights() -> None:
     model = {"config.json", "pytorch_model.bin", "original/consolidated.00.pth", "onnx/model.onnx"}
     assert loaded_files(model) == model
 
 
-def test_with_a_load_format_of_its_own_a_model_keeps_all_its_weights(target: Path, tmp_path: Path) -> None:
+def test_model_with_a_load_format_keeps_all_weights(target: Path, tmp_path: Path) -> None:
     (tmp_path / "store/models/demo/model.bin").write_text("weights")
     copy_model(copy(tmp_path))
     assert "model.bin" not in files(target)
@@ -109,12 +109,12 @@ def test_with_a_load_format_of_its_own_a_model_keeps_all_its_weights(target: Pat
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_weights_that_no_engines_volume_holds_end_the_job_before_a_byte_is_copied(
+def test_weights_larger_than_the_engines_volume_end_the_job_before_the_copy(
     target: Path, tmp_path: Path, whole: bool
 ) -> None:
     grow(tmp_path / "store/models/demo/model-00002.safetensors", 19 * GIB)
-    told = prepare(copy(tmp_path, whole=whole, volume_gib=18 if whole else 1, engine_volume_gib=18))
-    assert told.endswith(
+    output = prepare(copy(tmp_path, whole=whole, volume_gib=18 if whole else 1, engine_volume_gib=18))
+    assert output.endswith(
         "models/demo/ in the object store takes 19.00 GiB, and the volume for it holds 18 GiB: raise the model's "
         "weights_gib (model_weights.cache_gib where it has none) or delete what is not of the model"
     )
@@ -123,27 +123,27 @@ def test_weights_that_no_engines_volume_holds_end_the_job_before_a_byte_is_copie
         require_model(str(target))
 
 
-def test_a_volume_that_holds_the_bytes_but_not_their_blocks_is_too_small(target: Path, tmp_path: Path) -> None:
+def test_volume_must_hold_whole_blocks(target: Path, tmp_path: Path) -> None:
     grow(tmp_path / "store/models/demo/model-00002.safetensors", GIB - 1004)
     with pytest.raises(NoModelError, match=r"takes 1\.00 GiB, and the volume for it holds 1 GiB"):
         copy_model(copy(tmp_path))
     assert not target.exists()
 
 
-def test_what_an_engine_does_not_load_takes_no_room(target: Path, tmp_path: Path) -> None:
+def test_files_that_the_engine_does_not_load_take_no_room(target: Path, tmp_path: Path) -> None:
     grow(tmp_path / "store/models/demo/original/consolidated.00.pth", 19 * GIB)
     prepare(copy(tmp_path))
     require_model(str(target))
 
 
-def test_a_tokenizer_that_its_own_volume_does_not_hold_ends_the_job(target: Path, tmp_path: Path) -> None:
+def test_tokenizer_larger_than_its_volume_ends_the_job(target: Path, tmp_path: Path) -> None:
     grow(tmp_path / "store/models/demo/tokenizer/extra.tar", 2 * GIB)
     prepare(copy(tmp_path, whole=False, engine_volume_gib=18))
     with pytest.raises(NoModelError, match=r"what is not weights of .* takes 2\.00 GiB, and .* holds 1 GiB"):
         require_model(str(target))
 
 
-def test_a_copy_that_fails_is_tried_again_and_goes_on_where_it_was(target: Path, tmp_path: Path) -> None:
+def test_failed_copy_is_retried_and_continues(target: Path, tmp_path: Path) -> None:
     target.mkdir(parents=True)
     (target / "tokenizer").write_text("in the way of a directory")
 
@@ -156,38 +156,40 @@ def test_a_copy_that_fails_is_tried_again_and_goes_on_where_it_was(target: Path,
     assert files(target) == {"config.json", "model-00001.safetensors", "tokenizer/vocab.json"}
 
 
-def test_a_copy_that_fails_for_good_leaves_its_error_alone_for_this_attempt(target: Path, tmp_path: Path) -> None:
+def test_failed_copy_ends_this_attempt_only(target: Path, tmp_path: Path) -> None:
     target.mkdir(parents=True)
     (target / "tokenizer").write_text("in the way of a directory")
     prepare(copy(tmp_path), [0.0])
     assert files(target) == {"model-not-copied.txt"}
-    with pytest.raises(EngineStartError, match=r"could not be copied to .*File exists.*; see that the object") as told:
+    with pytest.raises(
+        EngineUnavailableError, match=r"could not be copied to .*File exists.*; see that the object"
+    ) as caught:
         require_model(str(target))
-    assert not isinstance(told.value, NoModelError)
+    assert not isinstance(caught.value, NoModelError)
     prepare(copy(tmp_path))
     require_model(str(target))
 
 
 def run(value: str) -> tuple[int, str]:
-    ended = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-m", "ray_job.weights"], env={"CLOISTER_WEIGHTS": value}, capture_output=True, check=False
     )
-    return ended.returncode, (ended.stdout + ended.stderr).decode()
+    return finished.returncode, (finished.stdout + finished.stderr).decode()
 
 
-def test_the_program_tells_what_is_wrong_in_one_line() -> None:
-    status, told = run("{}")
-    assert (status, told.count("\n")) == (1, 1)
-    assert "cannot read CLOISTER_WEIGHTS" in told
+def test_program_reports_an_error_in_one_line() -> None:
+    status, output = run("{}")
+    assert (status, output.count("\n")) == (1, 1)
+    assert "cannot read CLOISTER_WEIGHTS" in output
 
 
-def test_a_missing_model_ends_the_job_with_where_to_upload_it_and_not_the_pod(target: Path, tmp_path: Path) -> None:
-    status, told = run(json.dumps(dataclasses.asdict(copy(tmp_path, prefix="nothing/"))))
-    assert (status, told.count("\n")) == (0, 1)
+def test_missing_model_ends_the_job_and_not_the_pod(target: Path, tmp_path: Path) -> None:
+    status, output = run(json.dumps(dataclasses.asdict(copy(tmp_path, prefix="nothing/"))))
+    assert (status, output.count("\n")) == (0, 1)
     with pytest.raises(NoModelError, match=r"nothing/ in the object store holds no config\.json: upload the model"):
         require_model(str(target))
 
 
-def test_a_model_that_was_copied_is_taken(target: Path, tmp_path: Path) -> None:
+def test_copied_model_is_accepted(target: Path, tmp_path: Path) -> None:
     assert run(json.dumps(dataclasses.asdict(copy(tmp_path)))) == (0, "copied 0.0 GiB\n")
     require_model(str(target))

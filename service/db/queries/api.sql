@@ -1,13 +1,13 @@
--- What the API asks of the database.
+-- Reads and writes of the API.
 
 -- name: lock_project
--- What changes a project's use of its limits waits here, so that two at once cannot both take the last room.
+-- Serializes all changes of a project's use, so that two concurrent requests cannot both take the last room.
 SELECT retention_s, max_batches_in_progress, max_enqueued_requests, max_enqueued_tokens, max_stored_bytes
 FROM projects WHERE id = %(id)s
 FOR NO KEY UPDATE
 
 -- name: project_settings
--- All that lies in the store counts: a deleted file that a running batch reads, and one that has expired, too.
+-- Everything in the object store counts, including expired files and deleted files that a running batch reads.
 SELECT retention_s, max_batches_in_progress, max_enqueued_requests, max_enqueued_tokens, max_stored_bytes,
        CASE WHEN max_stored_bytes IS NOT NULL THEN (
            SELECT coalesce(sum(size_bytes), 0)::bigint FROM files WHERE project_id = projects.id
@@ -28,7 +28,7 @@ WHERE project_id = %(project_id)s AND status IN ('validating', 'in_progress', 'f
 SELECT FROM batches LIMIT 1
 
 -- name: insert_file
--- Not now(), which is when the transaction began: it may have waited for another that then took the lower seq.
+-- Not now(), the start of the transaction: it may have waited for another transaction that took the lower seq.
 WITH moment AS (SELECT clock_timestamp() AS at)
 INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, line_count, created_at, expires_at)
 VALUES (%(id)s, %(project_id)s, %(purpose)s, %(filename)s, %(size_bytes)s, %(sha256)s, %(line_count)s,
@@ -44,7 +44,7 @@ WHERE id = %(id)s AND project_id = %(project_id)s
   AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
 
 -- name: file_cursor
--- A deleted file is still a cursor: a client that deletes while it pages gets every file.
+-- A deleted file is still a cursor, so that a client that deletes files while paging gets every file.
 SELECT seq FROM files WHERE id = %(id)s AND project_id = %(project_id)s
 UNION ALL
 SELECT object_seq FROM audit_log
@@ -52,8 +52,8 @@ WHERE object_id = %(id)s AND project_id = %(project_id)s AND type = 'file.delete
 LIMIT 1
 
 -- name: read_in_index_order
--- Before a page of a listing. The pages compare pairs (project_id, seq), so that only the index on both has their order,
--- and it is to be followed: Postgres, which knows little of a table that has just grown, would sort a whole project.
+-- Runs before a page of a listing. Pages compare pairs (project_id, seq), whose order only the index on both has. With
+-- outdated statistics, Postgres would sort a whole project instead of following this index.
 SET LOCAL enable_sort = off; SET LOCAL enable_incremental_sort = off; SET LOCAL enable_bitmapscan = off
 
 -- name: list_files_desc
@@ -89,7 +89,7 @@ SELECT EXISTS (
 UPDATE files SET deleted_at = now(), deleted_by = %(actor)s WHERE id = %(id)s
 
 -- name: remove_file
--- Whoever removes a file's content runs this after the object is gone. Of two at once, one leaves a record.
+-- Runs after the object was deleted. Of two concurrent runs, one adds an audit log entry.
 WITH removed AS (
     DELETE FROM files WHERE id = %(id)s RETURNING *
 )
@@ -101,8 +101,8 @@ FROM removed
 RETURNING object_id
 
 -- name: input_of_new_batch
--- A deletion that runs meanwhile has to wait, and then sees the batch; a file that is gone counts nothing.
-SELECT size_bytes, line_count FROM files
+-- Makes a concurrent deletion wait until it can see the batch. A missing file takes nothing of the limits.
+SELECT * FROM files
 WHERE id = %(input_file_id)s AND project_id = %(project_id)s
   AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
 FOR KEY SHARE
@@ -120,7 +120,7 @@ ORDER BY created_at DESC
 LIMIT 1
 
 -- name: note_refused_creation
-WITH forgotten AS (
+WITH outdated AS (
     DELETE FROM refused_creations
     WHERE project_id = %(project_id)s AND request_sha256 <> %(request_sha256)s
       AND refused_at <= now() - make_interval(secs => %(window_s)s)
@@ -136,7 +136,7 @@ FROM batches
 WHERE project_id = %(project_id)s AND idempotency_key = %(idempotency_key)s
 
 -- name: insert_batch
--- Not now(): the transaction has waited for the project, perhaps for one that began later and has the lower seq.
+-- Not now(): the transaction waited for the lock on the project, and another one may have taken the lower seq.
 WITH moment AS (
     SELECT clock_timestamp() AS at
 ), created AS (

@@ -1,4 +1,4 @@
--- Projects, their API keys, and what operators did to both.
+-- Projects, their API keys, and the audit log of changes to both.
 
 -- name: insert_project
 INSERT INTO projects (id, name, max_batches_in_progress, max_enqueued_requests, max_enqueued_tokens, max_stored_bytes,
@@ -8,7 +8,7 @@ VALUES (%(id)s, %(name)s, %(max_batches_in_progress)s, %(max_enqueued_requests)s
 
 -- name: ensure_project
 INSERT INTO projects (id, name) VALUES (%(id)s, %(name)s)
-ON CONFLICT (name) DO UPDATE SET name = EXCLUDED.name  -- changes nothing, but makes RETURNING give the row
+ON CONFLICT (name) DO UPDATE SET name = EXCLUDED.name  -- changes nothing, but makes RETURNING return the row
 RETURNING id, name
 
 -- name: project_by_name

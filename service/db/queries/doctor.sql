@@ -1,4 +1,4 @@
--- name: doctor_job_role_lacks
+-- name: doctor_job_role_missing
 SELECT 'LOGIN' FROM pg_roles WHERE rolname = %(role)s AND NOT rolcanlogin
 UNION ALL
 SELECT 'CONNECT to the database' WHERE NOT has_database_privilege(%(role)s, current_database(), 'CONNECT')
@@ -30,7 +30,7 @@ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm', 
     AND (has_table_privilege(%(role)s, oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE')
          OR has_any_column_privilege(%(role)s, oid, 'SELECT, INSERT, UPDATE'))
 UNION ALL
--- With the rights of its owner.
+-- Functions that run with the permissions of their owner.
 SELECT 'function ' || proname FROM pg_proc
 WHERE pronamespace = 'public'::regnamespace AND prosecdef AND proname <> 'report_progress'
     AND has_function_privilege(%(role)s, oid, 'EXECUTE')

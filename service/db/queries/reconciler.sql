@@ -1,32 +1,38 @@
--- What the reconciler reads and writes. Each change of a batch names the state it starts from, so that a cancel or
--- another reconciler that came first is never overwritten.
+-- Reads and writes of the reconciler. Each change of a batch names the state that it starts from, so that it never
+-- overwrites a cancel or the change of another reconciler.
 
 -- name: batches_to_advance
--- The batches that a step may take further now; those that wait for their turn or for a while are not among them.
--- Jobs come first: to look at one is quick, and there are never many. Among the others the projects take turns, so
--- that one that created thousands of batches does not make another's first wait for all of them.
+-- Batches that a step can advance now. Batches that wait for their turn or for a pause are left out.
+-- A validating or finalizing batch leaves its state with its step. Among these the projects take turns, so that a
+-- project with thousands of new batches does not delay another's first. All others may need any number of steps, most
+-- of which only look at a job. They take their steps in rotation, from the batch after the last one that had a step,
+-- so that each gets its step however many there are. The two kinds alternate: neither can keep the other waiting.
 WITH free AS (
     SELECT %(max_running_jobs)s - count(*) AS slots FROM batches
     WHERE status IN ('in_progress', 'cancelling') AND attempt > 0 AND launch_after IS NULL
 ), candidates AS (
-    SELECT id, project_id, seq,
-           status IN ('in_progress', 'cancelling') AND attempt > 0 AND launch_after IS NULL AS has_job
+    SELECT id, project_id, seq, status NOT IN ('validating', 'finalizing') AS in_rotation
     FROM batches
     WHERE parts_deleted_at IS NULL
       AND (status <> 'in_progress' OR launch_after IS NULL OR expires_at <= now())
-    UNION ALL
+      AND id <> ALL (%(excluded)s)
+    UNION
     SELECT id, project_id, seq, true
     FROM launch_queue
-    WHERE position <= (SELECT slots FROM free)
+    WHERE position <= (SELECT slots FROM free) AND id <> ALL (%(excluded)s)
+), turns AS (
+    SELECT id, seq, in_rotation,
+           CASE WHEN in_rotation THEN (seq <= %(after_seq)s)::int
+                ELSE row_number() OVER (PARTITION BY in_rotation, project_id ORDER BY seq) END AS turn
+    FROM candidates
 )
-SELECT id FROM candidates
-WHERE id <> ALL (%(busy)s)
-GROUP BY id, project_id, seq
-ORDER BY NOT bool_or(has_job), row_number() OVER (PARTITION BY project_id, NOT bool_or(has_job) ORDER BY seq), seq
+SELECT id, seq, in_rotation
+FROM turns
+ORDER BY row_number() OVER (PARTITION BY in_rotation ORDER BY turn, seq), in_rotation DESC
 LIMIT %(limit)s
 
 -- name: is_any_batch_open
-SELECT EXISTS (SELECT FROM batches WHERE parts_deleted_at IS NULL) AS is_so
+SELECT EXISTS (SELECT FROM batches WHERE parts_deleted_at IS NULL) AS is_open
 
 -- name: batch_to_reconcile
 SELECT id, project_id, endpoint, input_file_id, output_expires_after_s, status, model, expires_at, cancelling_at,
@@ -59,11 +65,11 @@ INSERT INTO batch_errors (batch_id, ordinal, code, message, param, line)
 VALUES (%(batch_id)s, %(ordinal)s, %(code)s, %(message)s, %(param)s, %(line)s)
 
 -- name: lock_launches
--- Held from the look at the running jobs until one more is noted, also against another reconciler.
+-- Held from the check of the running jobs until the launch is recorded, also against another reconciler.
 SELECT pg_advisory_xact_lock(%(lock)s)
 
 -- name: may_launch
--- The queue is put in order only where there is a slot: thousands may ask in vain.
+-- Sorts the queue only if a slot is free, because most batches of a long queue find none.
 WITH free AS (
     SELECT %(max_running_jobs)s - count(*) AS slots FROM batches
     WHERE status IN ('in_progress', 'cancelling') AND attempt > 0 AND launch_after IS NULL
@@ -71,7 +77,7 @@ WITH free AS (
 SELECT CASE WHEN slots > 0 THEN (SELECT position <= slots FROM launch_queue WHERE id = %(batch_id)s) END AS may_launch
 FROM free
 
--- name: job_was_launched
+-- name: record_launch
 WITH launched AS (
     UPDATE batches SET launch_after = NULL, launch_refused_at = NULL, gpus = %(gpus)s
     WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status IN ('in_progress', 'cancelling')
@@ -81,7 +87,7 @@ WITH launched AS (
     INSERT INTO usage_totals AS totals (project_id, model, jobs_launched) SELECT project_id, model, 1 FROM launched
     ON CONFLICT (project_id, model) DO UPDATE SET jobs_launched = totals.jobs_launched + 1
 ), turn AS (
-    -- Not now(): the transaction began before it had waited for the lock.
+    -- Not now(), which is the start of the transaction, before it waited for the lock.
     UPDATE projects SET last_launch_at = clock_timestamp() FROM launched WHERE projects.id = project_id
 )
 SELECT id FROM launched
@@ -92,27 +98,27 @@ SET launch_after = %(launch_after)s,
     launch_refused_at = CASE WHEN %(refused)s THEN coalesce(launch_refused_at, %(now)s) END
 WHERE id = %(batch_id)s AND attempt = %(attempt)s AND launch_after IS NOT NULL
 
--- name: job_runs
+-- name: record_job_start
 UPDATE batches SET job_running_since = %(now)s
 WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status IN ('in_progress', 'cancelling')
     AND job_running_since IS NULL
 RETURNING id
 
--- name: job_is_over
+-- name: record_job_end
 UPDATE batches
 SET gpu_seconds = gpu_seconds + gpus * greatest(extract(epoch FROM %(now)s - job_running_since), 0),
     job_running_since = NULL
 WHERE id = %(batch_id)s AND attempt = %(attempt)s AND job_running_since IS NOT NULL
 
--- name: next_attempt
+-- name: record_next_attempt
 UPDATE batches
 SET attempt = attempt + 1, launch_after = %(launch_after)s, failed_attempts = %(failed_attempts)s,
     committed_parts = %(committed_parts)s, rows_per_s = NULL, progress_at = NULL
 WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress' AND giving_up_at IS NULL
 RETURNING id
 
--- name: give_up_batch
--- A launch that was still due is not: where it was done and not noted, its job is stopped like any other.
+-- name: record_giving_up
+-- Drops a due launch. If the job was launched but not recorded, it is stopped like any other job.
 UPDATE batches
 SET giving_up_at = %(now)s, giving_up_code = %(code)s, giving_up_message = %(message)s, launch_after = NULL
 WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress' AND giving_up_at IS NULL
@@ -143,12 +149,12 @@ SELECT %(id)s, id, 'batch_output', %(filename)s, %(size_bytes)s, %(sha256)s, %(n
        %(now)s + make_interval(secs => coalesce(%(expires_after_s)s, retention_s, %(retention_s)s))
 FROM projects WHERE id = %(project_id)s
 
--- name: parts_were_deleted
+-- name: record_parts_deleted
 UPDATE batches SET parts_deleted_at = %(now)s
 WHERE id = %(batch_id)s AND status IN ('failed', 'completed', 'expired', 'cancelled')
 
--- name: batch_waits
--- Why it waits may change with every node that comes or goes, and is not told anew before ten minutes have passed.
+-- name: record_waiting
+-- The reason can change whenever a node joins or leaves, so an event is at most added every ten minutes.
 INSERT INTO batch_events (batch_id, at, type, data)
 SELECT %(batch_id)s, %(now)s, %(type)s, jsonb_build_object('job_id', %(job_id)s::text, 'reason', %(reason)s::text)
 WHERE NOT EXISTS (
@@ -156,7 +162,7 @@ WHERE NOT EXISTS (
         SELECT at, data ->> 'reason' AS reason FROM batch_events
         WHERE batch_id = %(batch_id)s AND type = %(type)s AND data ->> 'job_id' = %(job_id)s
         ORDER BY id DESC LIMIT 1
-    ) AS told
+    ) AS latest
     WHERE reason = %(reason)s OR at > %(now)s - interval '10 min'
 )
 

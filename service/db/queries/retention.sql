@@ -1,4 +1,4 @@
--- What is deleted by itself. What a batch that is not over still reads stays until it is.
+-- Deletion by age. The files of a batch stay until it ends.
 
 -- name: files_to_remove
 SELECT id FROM files
@@ -12,7 +12,7 @@ ORDER BY least(deleted_at, expires_at)
 LIMIT %(limit)s
 
 -- name: lock_file_to_remove
--- A batch that is being created from the file holds it: then it is in use by the next time.
+-- Skips a file that a batch is being created from at this moment; the next sweep finds it in use.
 SELECT project_id, deleted_by FROM files WHERE id = %(id)s FOR UPDATE SKIP LOCKED
 
 -- name: batches_to_remove
@@ -21,13 +21,13 @@ FROM batches JOIN projects ON projects.id = batches.project_id
 WHERE status IN ('completed', 'failed', 'expired', 'cancelled') AND parts_deleted_at IS NOT NULL
   AND coalesce(completed_at, failed_at, expired_at, cancelled_at)
       <= now() - make_interval(secs => coalesce(projects.retention_s, %(retention_s)s))
-  -- Implied by the line above; an index answers it.
+  -- Implied by the condition above, and answered by an index.
   AND coalesce(completed_at, failed_at, expired_at, cancelled_at)
       <= now() - make_interval(secs => (SELECT min(coalesce(retention_s, %(retention_s)s)) FROM projects))
 LIMIT %(limit)s
 
 -- name: remove_batches
--- Its errors and events go with it.
+-- Deletes their errors and events too, by foreign key.
 WITH removed AS (
     DELETE FROM batches WHERE id = ANY (%(ids)s)
     RETURNING *
@@ -42,7 +42,7 @@ WITH removed AS (
 SELECT id FROM removed
 
 -- name: remove_old_deliveries
--- What was delivered or given up is kept for a month, for whoever looks for the reason.
+-- Finished deliveries are kept for a month, so that operators can look up their errors.
 DELETE FROM webhook_deliveries
 WHERE (event_id, endpoint_id) IN (
     SELECT event_id, endpoint_id FROM webhook_deliveries

@@ -1,7 +1,7 @@
--- What clients ask of a batch while it runs, and what the probes and metrics ask of the stack. All of it only reads.
+-- Read-only queries: running batches as clients see them, and the stack as probes and metrics see it.
 
 -- name: batch_with_extension
--- launch_queue looks at all open batches, so it is asked only for a batch that can stand in it.
+-- launch_queue reads all open batches, so it is used only for a batch that can be in it.
 SELECT batches.*,
        (SELECT jsonb_agg(to_jsonb(e) ORDER BY e.ordinal) FROM batch_errors e WHERE e.batch_id = batches.id) AS errors,
        CASE WHEN status = 'in_progress' AND launch_after <= now()
@@ -13,16 +13,11 @@ SELECT batches.*,
 FROM batches
 WHERE id = %(id)s AND project_id = %(project_id)s
 
--- name: result_file
-SELECT id, size_bytes FROM files
-WHERE id = %(id)s AND project_id = %(project_id)s
-  AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
-
 -- name: watched_batch
 SELECT id FROM batches WHERE id = %(id)s AND project_id = %(project_id)s
 
 -- name: watched_batches
--- One statement, so that a state and the event that tells of it are seen together. Each batch has its own last event.
+-- One statement, so that a state and its event become visible together. Each batch has its own last event.
 SELECT batches.id, status, total, completed, failed, input_tokens, output_tokens, rows_per_s, progress_at, created_at,
        expires_at, now() AS now,
        (SELECT jsonb_agg(jsonb_build_object('id', e.id, 'type', e.type, 'data', e.data,
@@ -38,7 +33,7 @@ SELECT name FROM migrations
 SELECT extract(epoch FROM now() - beat_at)::double precision AS age_s FROM reconciler_heartbeat
 
 -- name: stack_totals
--- Totals of batches that have ended and numbers of those that are open, added up: a counter never falls when one ends.
+-- Totals of ended batches plus the current numbers of open ones, so that a counter does not fall when a batch ends.
 WITH open AS (
     SELECT * FROM batches WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
 ), ended AS (

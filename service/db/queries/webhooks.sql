@@ -1,4 +1,4 @@
--- Webhook endpoints, and the deliveries that a trigger adds when a batch ends.
+-- Webhook endpoints, and the deliveries that a database trigger adds when a batch ends.
 
 -- name: insert_webhook_endpoint
 WITH created AS (
@@ -15,7 +15,7 @@ SELECT id, name, url, events, created_at FROM created
 SELECT id, name, url, events, created_at FROM webhook_endpoints WHERE id = %(id)s AND project_id = %(project_id)s
 
 -- name: list_webhook_endpoints
--- A cursor that is not there gives nothing, which the caller tells apart beforehand.
+-- An unknown cursor returns no rows; the caller checks the cursor first.
 SELECT id, name, url, events, created_at FROM webhook_endpoints
 WHERE project_id = %(project_id)s
   AND (%(after)s::text IS NULL
@@ -25,7 +25,7 @@ ORDER BY created_at DESC, id DESC
 LIMIT %(limit)s
 
 -- name: delete_webhook_endpoint
--- What was still to be delivered to it goes with it.
+-- Deletes its pending deliveries too, by foreign key.
 WITH deleted AS (
     DELETE FROM webhook_endpoints
     WHERE id = %(id)s AND (%(project_id)s::text IS NULL OR project_id = %(project_id)s)
@@ -37,8 +37,8 @@ WITH deleted AS (
 SELECT id FROM deleted
 
 -- name: claim_deliveries
--- One of each endpoint, and none of an endpoint that is being sent to: a slow one holds up nobody else. It is due
--- again when the lease ends, should whoever claimed it die before it can note what came of it.
+-- One delivery of each endpoint that has none in progress, so that a slow endpoint delays no other. A claimed delivery
+-- is due again when its lease ends, in case the process that claimed it dies before it records the outcome.
 UPDATE webhook_deliveries AS claimed
 SET due_at = now() + make_interval(secs => %(lease_s)s), attempts = attempts + 1
 FROM webhook_endpoints

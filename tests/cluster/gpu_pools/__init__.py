@@ -1,1 +1,1 @@
-"""Nodes with GPUs that are none, and the real autoscalers that ask for them: Ray's of a job, Karpenter of a cluster."""
+"""Simulated GPU nodes with the real autoscalers that request them: Ray's of a job, Karpenter of a cluster."""

@@ -1,4 +1,4 @@
-"""The example stack with GPU nodes on demand, on a cluster where the autoscalers are real and the nodes are kwok's."""
+"""The example stack with GPU nodes on demand, on a cluster with real autoscalers and kwok's nodes."""
 
 import copy
 import time
@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import yaml
 
-from infra.config_mapping import node_pools
-from infra.config_sections import NodePools
-from infra.pools import POOL_LABEL
+from infra.stack_file.cluster_sections import NodePoolsSection
+from ray_job.contract.accelerators import ACCELERATORS
+from ray_job.contract.cluster import POOL_LABEL
 from ray_job.contract.job_spec import JobSpec
 from ray_job.contract.rayjobs import rayjob_name
 from service.adapters.kuberay_launcher import KubeRayLauncher
@@ -33,9 +33,9 @@ class GpuStack:
     """The running stack.
 
     Attributes:
-        cluster: the control plane.
-        api: its administrator's.
-        launcher: with the account that the stack gives it.
+        cluster: control plane of the stack.
+        api: API server with administrator rights.
+        launcher: launcher with the service account of the stack.
     """
 
     cluster: ControlPlane
@@ -43,14 +43,14 @@ class GpuStack:
     launcher: KubeRayLauncher
 
     def launch(self, job: JobSpec) -> JsonObject:
-        """Launches a job, and returns the pod of its head once head and first worker run."""
+        """Launch a job, and return its head's pod when the head and the first worker run."""
         eventually(lambda: self._launched(job))
         eventually(lambda: [pod["status"]["phase"] for pod in self.pods(job)] == ["Running"] * 2)
         (head,) = self.pods(job, "headgroup")
         return head
 
     def _launched(self, job: JobSpec) -> bool:
-        """Does as the reconciler: it tries again while the API server is not to be reached."""
+        """Retry while the API server is unavailable, as the reconciler does."""
         try:
             self.launcher.launch(job)
         except LaunchRefusedError:
@@ -60,26 +60,26 @@ class GpuStack:
         return True
 
     def pods(self, job: JobSpec, group: str = "") -> list[JsonObject]:
-        """The pods of a job, or of one group of them: ``headgroup``, ``cpu``, ``v100`` or ``a10g``."""
+        """Return the pods of a job, or of one of its groups: ``headgroup``, ``cpu``, ``v100`` or ``a10g``."""
         name = rayjob_name(job.job_id)
         found = [pod for pod in self.api.list("v1", "Pod", JOBS) if pod["metadata"]["name"].startswith(name)]
         return [pod for pod in found if group in ("", pod["metadata"]["labels"]["ray.io/group"])]
 
     def nodes(self, pool: str) -> dict[str, JsonObject]:
-        """The nodes of a pool, by name."""
+        """Return the nodes of a pool by name."""
         found = {node["metadata"]["name"]: node for node in self.api.list("v1", "Node")}
         return {
             name: node for name, node in found.items() if node["metadata"].get("labels", {}).get(POOL_LABEL) == pool
         }
 
     def account(self, head: JsonObject) -> KubernetesApi:
-        """The Kubernetes API as the autoscaler beside a head sees it, by the service account of its pod."""
+        """Return the Kubernetes API with the service account of the autoscaler beside a head."""
         token = self.api.token(head["spec"]["serviceAccountName"], JOBS)
         server, ca_file = self.cluster.server, self.cluster.ca_file
         return KubernetesApi(self.cluster.access.kubeconfig(server, ca_file, user="autoscaler", token=token))
 
     def scale(self, head: JsonObject, group: str, replicas: int) -> None:
-        """Does what Ray's autoscaler does when engines ask for workers."""
+        """Set the number of workers, as Ray's autoscaler does when engines request them."""
         with self.account(head) as own:
             name = head["metadata"]["labels"]["ray.io/cluster"]
             found = own.find("ray.io/v1", "RayCluster", name, JOBS)
@@ -92,7 +92,7 @@ class GpuStack:
 
 
 def eventually(ask: Callable[[], Any], *, within_s: float = 120) -> Any:
-    """Waits until the answer is true, and returns it."""
+    """Wait until the result is true, and return it."""
     end = time.monotonic() + within_s
     while not (found := ask()):
         assert time.monotonic() < end
@@ -102,13 +102,13 @@ def eventually(ask: Callable[[], Any], *, within_s: float = 120) -> Any:
 
 @contextmanager
 def gpu_stack(cluster: ControlPlane, api: KubernetesApi, directory: Path) -> Iterator[GpuStack]:
-    """The stack with its nodes and what makes more of them; all of it is gone afterwards."""
+    """Run the stack with its nodes and Karpenter, and remove everything afterwards."""
     file = directory / "Pulumi.gpus.yaml"
     values = yaml.safe_load(EXAMPLE.read_text())
     # Minutes in the example.
     values["config"]["cloister:jobs"]["idle_timeout_s"] = 5
     file.write_text(yaml.safe_dump(values))
-    pools = node_pools(NodePools.model_validate(values["config"]["cloister:node_pools"])).values()
+    pools = NodePoolsSection.model_validate(values["config"]["cloister:node_pools"]).pools(ACCELERATORS).values()
     on_demand = [pool for pool in pools if pool.max_nodes]
     karpenter.install_crds(api)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Karpenter with its kwok provider: real decisions about nodes, which kwok then plays."""
+"""Karpenter with its kwok provider: real decisions about nodes that kwok then simulates."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,11 +8,13 @@ from typing import Final
 
 import yaml
 
-from infra.pools import GPU_RESOURCE, NodePool
+from infra.capacity.pools import NodePool
+from ray_job.contract.cluster import GPU_RESOURCE
+from service.local.ray_head import free_ports
 from tests.cluster.api import JsonObject, KubernetesApi
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.go_modules import module_directory
-from tests.cluster.ports import answers, free_ports
+from tests.cluster.ports import answers
 from tests.cluster.processes import Process
 
 _MODULE: Final = "sigs.k8s.io/karpenter"
@@ -24,7 +26,7 @@ _MACHINES: Final = "machines"
 
 
 def install_crds(api: KubernetesApi) -> None:
-    """Makes the custom resource definitions, and returns once the server takes objects of them."""
+    """Create the custom resource definitions, and return when the server serves them."""
     source = module_directory(_REQUIRING, _MODULE)
     for directory in _DEFINITIONS:
         for path in sorted((source / directory).glob("*.yaml")):
@@ -34,11 +36,11 @@ def install_crds(api: KubernetesApi) -> None:
 
 
 def karpenter(cluster: ControlPlane, pools: Iterable[NodePool]) -> Process:
-    """Karpenter outside of the cluster; the definitions must be there.
+    """Return Karpenter as a process outside of the cluster; its definitions must exist.
 
     Args:
-        cluster: where it looks for pods without a node.
-        pools: for each of them it can have machines of the size of its nodes.
+        cluster: control plane with the pods that need nodes.
+        pools: pools for which it can provide machines of the size of their nodes.
     """
     machines = cluster.directory / "machines.json"
     machines.write_text(json.dumps([_machine(pool) for pool in pools]))
@@ -58,7 +60,7 @@ def karpenter(cluster: ControlPlane, pools: Iterable[NodePool]) -> Process:
 
 @contextmanager
 def node_pools(api: KubernetesApi, pools: Iterable[NodePool]) -> Iterator[None]:
-    """Karpenter's objects for a stack's pools, with the labels and taints that the stack's pods ask for."""
+    """Return Karpenter's objects for a stack's pools, with the labels and taints that the stack's pods select."""
     made = [_node_class(), *(_node_pool(pool) for pool in pools)]
     for each in made:
         api.create(each)
@@ -68,7 +70,7 @@ def node_pools(api: KubernetesApi, pools: Iterable[NodePool]) -> Iterator[None]:
         for each in reversed(made):
             place = (each["apiVersion"], each["kind"], each["metadata"]["name"])
             api.delete(*place)
-            # Its nodes go before it does, and Karpenter takes them away.
+            # Remove its nodes before it ends, so that Karpenter terminates them.
             api.wait_until_gone(*place, within_s=60)
 
 
@@ -79,7 +81,7 @@ def _node_class() -> JsonObject:
 
 def _machine(pool: NodePool) -> JsonObject:
     resources = {
-        # The provider keeps a tenth of a CPU and 10 MiB of each machine for the system.
+        # The provider reserves a tenth of a CPU and 10 MiB of each machine for the system.
         "cpu": f"{pool.cpus * 1000 + 100}m",
         "memory": f"{pool.memory_mib + 10}Mi",
         "ephemeral-storage": "500Gi",
@@ -103,7 +105,7 @@ def _node_pool(pool: NodePool) -> JsonObject:
         "metadata": {"name": pool.name},
         "spec": {
             "limits": {GPU_RESOURCE: str(pool.node_count * pool.gpus_per_node)},
-            # Of a node that is not empty too: the pods of a job say themselves that they are not to be moved.
+            # Also for nodes with pods: a job's pods request not to be moved themselves.
             "disruption": {"consolidationPolicy": "WhenEmptyOrUnderutilized", "consolidateAfter": "1s"},
             "template": {
                 "metadata": {"labels": pool.labels},

@@ -1,17 +1,19 @@
-"""Nodes that kwok plays the kubelet of: pods bound to them are running at once, and gone when deleted."""
+"""Nodes whose kubelet kwok simulates: pods bound to them run at once and end when they are deleted."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from infra.node_pools import node_patch
-from infra.pools import GPU_RESOURCE, NodePool
+from infra.capacity.pools import NodePool
+from infra.shared_platform.node_pools import node_patch
+from ray_job.contract.cluster import GPU_RESOURCE
+from service.local.ray_head import free_ports
 from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.go_modules import module_directory
 from tests.cluster.nodes import wait_until_untainted
-from tests.cluster.ports import answers, free_ports
+from tests.cluster.ports import answers
 from tests.cluster.processes import Process
 
 ANNOTATION: Final = "kwok.x-k8s.io/node"
@@ -23,7 +25,7 @@ _STAGES: Final = ("node/fast/node-initialize", "pod/fast/pod-ready", "pod/fast/p
 
 
 def kwok(cluster: ControlPlane) -> Process:
-    """The kwok controller, for the nodes with its annotation."""
+    """Return the kwok controller, for nodes with its annotation."""
     (port,) = free_ports(1)
     stages = module_directory(_REQUIRING, _MODULE) / "kustomize" / "stage"
     command = [
@@ -34,7 +36,7 @@ def kwok(cluster: ControlPlane) -> Process:
         "--node-lease-duration-seconds=0",
         f"--server-address=127.0.0.1:{port}",
     ]
-    # It would read a configuration in the home directory.
+    # Otherwise it reads a configuration in the home directory.
     environment = {"HOME": str(cluster.directory)}
     log = cluster.directory / "kwok.log"
     return Process(command, log=log, environment=environment, is_ready=answers(f"http://127.0.0.1:{port}/healthz"))
@@ -42,7 +44,7 @@ def kwok(cluster: ControlPlane) -> Process:
 
 @contextmanager
 def nodes_of(api: KubernetesApi, pools: Iterable[NodePool]) -> Iterator[None]:
-    """The nodes that pools name, with the size, the labels and the taints that the stack gives them."""
+    """Return the nodes that pools name, with the size, labels and taints of the stack."""
     made = [(pool, node) for pool in pools for node in pool.nodes]
     for pool, node in made:
         _add_node(api, pool, node)

@@ -1,8 +1,8 @@
-"""Ray's autoscaler as it runs beside a head of KubeRay, outside of a pod.
+"""Ray's autoscaler as KubeRay runs it beside a head, outside of a pod.
 
     python -m tests.cluster.gpu_pools.ray_autoscaler CLUSTER NAMESPACE GCS_ADDRESS TOKEN_FILE
 
-Everything else that a pod would tell it is in the environment. Where its token is cannot be told to it otherwise.
+All other settings of a pod are in the environment. The place of its token is not configurable there.
 """
 
 import sys

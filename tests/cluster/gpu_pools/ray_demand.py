@@ -1,8 +1,8 @@
-"""Asks a Ray cluster for the GPUs of engines, as a job's actors do.
+"""Request the GPUs of engines from a Ray cluster, as a job's actors do.
 
     python -m tests.cluster.gpu_pools.ray_demand GCS_ADDRESS ENGINES GPUS_PER_ENGINE
 
-It holds them until it is ended by a signal.
+The process holds them until a signal ends it.
 """
 
 import signal

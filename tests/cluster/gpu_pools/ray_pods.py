@@ -1,7 +1,7 @@
-"""What would run in the pods of a RayCluster, as processes of this machine.
+"""Processes on this machine in place of the containers of a RayCluster's pods.
 
-kwok says of a pod that it runs, and runs nothing. Here the head, its autoscaler and the workers are Ray's own programs,
-each with the name of its pod, and the autoscaler has the token of the service account that KubeRay made for it.
+kwok reports that a pod runs, but starts nothing. Here the head, its autoscaler and the workers are Ray's own programs.
+Each has the name of its pod, and the autoscaler has the token of the service account that KubeRay created for it.
 """
 
 import os
@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
-from infra.pools import GPU_RESOURCE
+from ray_job.contract.cluster import GPU_RESOURCE
+from service.local.ray_head import free_ports
 from tests.cluster.api import JsonObject, KubernetesApi
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.ports import LOOPBACK, free_ports
+from tests.cluster.ports import LOOPBACK
 from tests.cluster.processes import Process
 
 _BIN: Final = Path(sys.executable).parent
@@ -28,12 +29,12 @@ _OBJECT_STORE_BYTES: Final = 100_000_000
 
 
 class RayPods:
-    """The processes of one RayCluster. Use it as a context manager: the head and its autoscaler run inside.
+    """Processes of one RayCluster. Use it as a context manager: the head and its autoscaler run inside.
 
     Args:
-        cluster: the control plane.
-        api: its administrator's.
-        head: the pod of the head, with an address.
+        cluster: control plane of the RayCluster.
+        api: API server with administrator rights.
+        head: pod of the head, with an address.
     """
 
     def __init__(self, cluster: ControlPlane, api: KubernetesApi, head: JsonObject) -> None:
@@ -50,7 +51,7 @@ class RayPods:
 
     def __enter__(self) -> Self:
         with ExitStack() as processes:
-            # Not below a test's own: a socket's path has at most 107 characters.
+            # Not below the test's directory: a socket's path has at most 107 characters.
             self._directory = Path(processes.enter_context(TemporaryDirectory(prefix="ray-")))
             processes.enter_context(self._head())
             processes.enter_context(self._autoscaler())
@@ -63,12 +64,12 @@ class RayPods:
         self._processes.close()
 
     def demand(self, *, engines: int, gpus: int) -> Process:
-        """A driver that asks for engines with so many GPUs each while it runs."""
+        """Run a driver that requests engines with this many GPUs each."""
         command = [sys.executable, "-m", f"{__package__}.ray_demand", self._address, str(engines), str(gpus)]
         return self._process("demand", command, {})
 
     def join(self, pod: JsonObject) -> None:
-        """Starts the Ray node of a worker pod that has a node, and waits until it is one of the cluster."""
+        """Start the Ray node of a scheduled worker pod, and wait until it has joined the cluster."""
         command = [str(_BIN / "ray"), "start", f"--address={self._address}", *_parameters(pod)]
         self._processes.enter_context(self._ray_node(pod, command, {}))
 
@@ -80,7 +81,7 @@ class RayPods:
 
     def _ray_node(self, pod: JsonObject, command: list[str], environment: dict[str, str]) -> Process:
         name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
-        # By these two KubeRay tells a Ray node which pod it is, so that the autoscaler knows the one by the other.
+        # KubeRay passes these two to a Ray node, so that the autoscaler can match it with its pod.
         identity = {"RAY_CLOUD_INSTANCE_ID": name, "RAY_NODE_TYPE_NAME": labels["ray.io/group"]}
         log = self._directory / f"{name}.log"
         return self._process(name, command, {**identity, **environment}, is_ready=lambda: _STARTED in log.read_bytes())
@@ -96,7 +97,7 @@ class RayPods:
             "RAY_KUBERAY_CA_CERT_PATH": str(self._cluster.ca_file),
             "KUBERAY_CRD_VER": "v1",
             "RAY_HEAD_POD_NAME": self._pod["metadata"]["name"],
-            # Every five seconds otherwise.
+            # The default is five seconds.
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         }
         arguments = [self._name, self._namespace, self._address, str(token)]
@@ -113,7 +114,7 @@ class RayPods:
             "PYTHONPATH": str(_ROOT),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._ray_token,
-            # Nothing runs on a node that is ended here.
+            # This process stops nodes itself; nothing runs on them.
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         }
         log = self._directory / f"{name}.log"
@@ -121,8 +122,8 @@ class RayPods:
 
 
 def _parameters(pod: JsonObject) -> list[str]:
-    """``ray start`` of a pod, without its sizes: this machine has neither its CPUs nor its GPUs."""
+    """Return ``ray start`` of a pod without its sizes: this machine has neither its CPUs nor its GPUs."""
     gpus = int(pod["spec"]["containers"][0]["resources"]["limits"].get(GPU_RESOURCE, 0))
     sizes = ["--num-cpus=0", f"--num-gpus={gpus}", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
-    # Ray's fixed range of ports would be that of each node of this machine.
+    # Ray's fixed port range would be shared by all nodes on this machine.
     return ["--block", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0", *sizes]

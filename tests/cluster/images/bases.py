@@ -1,4 +1,4 @@
-"""The two bases: what images run on, and what their build stages have besides."""
+"""Two base images: for the images themselves, and for their build stages."""
 
 import os
 import shutil
@@ -30,17 +30,17 @@ _AUTHORITIES: Final = "/etc/ssl/certs/ca-certificates.crt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bases:
-    """Both by digest: ``runtime`` for images, ``build`` for build stages."""
+    """References of both bases by digest: ``runtime`` for images, ``build`` for build stages."""
 
     runtime: str
     build: str
 
 
 def make_bases(engine: Buildah, marks: Marks) -> Bases:
-    """Makes the bases that are not in the storage yet.
+    """Build the bases that are missing in the storage or out of date.
 
     Raises:
-        ImageBuildError: see the message.
+        ImageBuildError: the message contains the reason.
     """
     file = HERE / "base.Containerfile"
     made_of = fingerprint(_SUITE, *_PACKAGES, *_LEFT_OUT, file)
@@ -49,7 +49,7 @@ def make_bases(engine: Buildah, marks: Marks) -> Bases:
 
     authorities = Path(os.environ.get("SSL_CERT_FILE", _AUTHORITIES))
     if not authorities.exists():
-        raise ImageBuildError(f"there is no {authorities}: install ca-certificates, or name a file by SSL_CERT_FILE")
+        raise ImageBuildError(f"{authorities} is missing: install ca-certificates, or set SSL_CERT_FILE")
     build_file = HERE / "build-base.Containerfile"
     marks.build(
         "build-base",

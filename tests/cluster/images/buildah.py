@@ -1,4 +1,4 @@
-"""buildah with a storage of its own, and what it needs on the machine."""
+"""buildah with its own storage, and its requirements on the machine."""
 
 import json
 import os
@@ -17,57 +17,54 @@ _LINES: Final = 30
 
 
 class ImageBuildError(Exception):
-    """An image cannot be built; the message says why, and what to do."""
+    """An image could not be built; the message contains the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buildah:
-    """Builds and keeps images below one directory.
+    """buildah with everything below one directory.
 
     Attributes:
-        directory: all that buildah writes.
-        environment: what programs that call buildah need in theirs.
+        directory: directory of all files that buildah writes.
+        environment: environment for programs that call buildah.
     """
 
     directory: Path
     environment: Mapping[str, str]
 
     def run(self, *arguments: str, cwd: Path | None = None) -> str:
-        """Runs ``buildah``.
-
-        Returns:
-            What it writes to standard output.
+        """Run ``buildah`` and return its standard output.
 
         Raises:
-            ImageBuildError: it failed; the message has the end of its output.
+            ImageBuildError: it failed; the message contains the end of its output.
         """
         return run(["buildah", *arguments], environment=self.environment, cwd=cwd)
 
     def build(self, file: Path, *, context: Path, tag: str, arguments: Mapping[str, str]) -> None:
-        """Builds one image.
+        """Build one image.
 
         Args:
             file: the Containerfile.
-            context: what it copies from.
-            tag: what the image is called, or where it goes (``oci:directory:name``).
-            arguments: of the build, by name.
+            context: the build context.
+            tag: name or destination of the image (``oci:directory:name``).
+            arguments: build arguments by name.
         """
         given = [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
         self.run("build", "--quiet", "--file", str(file), *given, "--tag", tag, str(context))
 
     def reference(self, name: str) -> str | None:
-        """An image of the storage by its digest, ``localhost/cloister/NAME@sha256:…``; none if it is not there."""
+        """Return the reference of an image in the storage by digest, ``localhost/cloister/NAME@sha256:…``, or None."""
         for image in json.loads(self.run("images", "--json")):
-            if f"{PREFIX}/{name}:latest" in image["names"]:
+            if f"{PREFIX}/{name}:latest" in (image["names"] or ()):  # a replaced image has no name left
                 return f"{PREFIX}/{name}@{image['digest']}"
         return None
 
 
 def require_programs() -> None:
-    """Looks for what images are built with.
+    """Check for the programs that build images.
 
     Raises:
-        ImageBuildError: something is missing, or this is not root.
+        ImageBuildError: a program is missing, or this process is not root.
     """
     if os.geteuid() != 0:
         raise ImageBuildError("images of the whole cluster are built as root: run this as root, e.g. by sudo")
@@ -78,10 +75,10 @@ def require_programs() -> None:
 
 
 def require_room(directory: Path, size_gb: int) -> None:
-    """Looks for room on a disk.
+    """Check for free disk space.
 
     Raises:
-        ImageBuildError: there is less.
+        ImageBuildError: there is not enough.
     """
     free_gb = shutil.disk_usage(directory).free // 10**9
     if free_gb < size_gb:
@@ -92,10 +89,10 @@ def require_room(directory: Path, size_gb: int) -> None:
 
 @contextmanager
 def buildah(directory: Path) -> Iterator[Buildah]:
-    """A storage that stays for the next time; containers that a build that was cut off has left are removed.
+    """Return buildah with a persistent storage; containers of interrupted builds are removed.
 
     Args:
-        directory: is made if it is not there; it may be deleted as a whole.
+        directory: directory for the storage, created if it is missing; it may be deleted as a whole.
     """
     temporary = directory / "tmp"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -119,10 +116,10 @@ def buildah(directory: Path) -> Iterator[Buildah]:
 
 
 def run(command: Sequence[str], *, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Runs a program of the build.
+    """Run a program of the build and return its standard output.
 
     Raises:
-        ImageBuildError: it failed; the message has the end of its output.
+        ImageBuildError: it failed; the message contains the end of its output.
     """
     done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""A containerd that runs no containers: it takes images, and unpacks them."""
+"""A containerd that imports and unpacks images and runs no containers."""
 
 import json
 import tempfile
@@ -27,25 +27,24 @@ schedule_delay = "{delay_s}s"
 
 @contextmanager
 def containerd_for_images(root: Path, *, collects: bool = False) -> Iterator[Path]:
-    """Runs it, until the block ends or this process is killed.
+    """Run containerd until the block ends or this process is killed.
 
     Args:
-        root: keeps what it has.
-        collects: it deletes what no image refers to. An image that comes blob by blob has its name last: until then
-            nothing refers to those.
+        root: directory for its data.
+        collects: delete blobs that no image refers to. Off during imports, where an image's name comes after its blobs.
 
     Returns:
-        its socket.
+        Its socket.
     """
-    # The path of a socket is short.
+    # A socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="containerd-") as name:
         directory = Path(name)
         socket, settings = directory / "socket", directory / "settings.toml"
         paths = {"root": root, "state": directory / "state", "socket": socket}
-        # TOML's strings are JSON's.
+        # JSON strings are valid TOML.
         written = {key: json.dumps(str(path)) for key, path in paths.items()}
         settings.write_text(_SETTINGS.format(**written, delay_s=0 if collects else 3_600))
-        # However it ends, what it has mounted meanwhile goes with it.
+        # Its mounts end with it, however it ends.
         own_mounts = ["unshare", "--mount", "--propagation=private"]
         command = ["setpriv", "--pdeathsig=KILL", *own_mounts, "containerd", f"--config={settings}"]
         log = directory / "containerd.log"

@@ -1,4 +1,4 @@
-"""Images in an OCI layout: one directory with every image's blobs by digest, where what they share is there once."""
+"""Images in an OCI layout: one directory with the blobs of all images by digest, so that shared blobs exist once."""
 
 import json
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ class Image:
 
     Attributes:
         name: e.g. ``ray-cpu``.
-        digest: of its manifest, ``sha256:…``.
-        layout: the directory that has its blobs.
+        digest: digest of its manifest, ``sha256:…``.
+        layout: directory of its blobs.
     """
 
     name: str
@@ -27,30 +27,30 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """What a pod names: the image by its digest."""
+        """Reference by digest, as pods use it."""
         return f"{PREFIX}/{self.name}@{self.digest}"
 
     def blob(self, digest: str) -> Path:
-        """The file of a manifest, a configuration or a layer."""
+        """Return the file of a manifest, a configuration or a layer."""
         return self.layout / "blobs" / digest.replace(":", "/")
 
     def manifest(self) -> Mapping[str, Any]:
-        """What the image consists of."""
+        """Return the image manifest."""
         return _json(self.blob(self.digest))
 
     def configuration(self) -> Mapping[str, Any]:
-        """User, environment, command, labels and the like."""
+        """Return the image configuration: user, environment, command, labels and so on."""
         return _json(self.blob(self.manifest()["config"]["digest"]))
 
     def blobs(self) -> Mapping[str, Path]:
-        """Every file of the image, by digest; layers first, the manifest last."""
+        """Return every file of the image by digest; layers first, the manifest last."""
         manifest = self.manifest()
         digests = [*(layer["digest"] for layer in manifest["layers"]), manifest["config"]["digest"], self.digest]
         return {digest: self.blob(digest) for digest in digests}
 
 
 def images_in(layout: Path) -> Mapping[str, Image]:
-    """The images of a layout by name; none where there is no layout yet."""
+    """Return the images of a layout by name; none if the layout does not exist yet."""
     if not (layout / _INDEX).exists():
         return {}
     names = {entry["annotations"][_NAME]: entry["digest"] for entry in _named(_json(layout / _INDEX))}
@@ -59,15 +59,15 @@ def images_in(layout: Path) -> Mapping[str, Image]:
 
 
 def remove_replaced_images(layout: Path) -> None:
-    """Deletes what no image with a name has: an image that is built anew takes the name of the one before."""
+    """Delete blobs of images without a name: a rebuilt image takes the name of the old one."""
     index = _json(layout / _INDEX)
     if (named := _named(index)) != index["manifests"]:
-        # Others may be reading it.
+        # Another process may be reading it.
         unfinished = layout / f"{_INDEX}.new"
         unfinished.write_text(json.dumps({**index, "manifests": named}))
         unfinished.rename(layout / _INDEX)
     used = {path for image in images_in(layout).values() for path in image.blobs().values()}
-    # A copy that was cut off is beside them.
+    # Remains of an interrupted copy.
     for path in (*layout.glob("blobs/sha256/*"), *layout.glob("oci-put-blob*")):
         if path not in used:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Brings images into a containerd, where pods find them by digest without any registry."""
+"""Import of images into containerd, where pods find them by digest without a registry."""
 
 import errno
 import io
@@ -16,24 +16,23 @@ _INDEX: Final = "application/vnd.oci.image.index.v1+json"
 
 
 class ImportImageError(Exception):
-    """containerd did not take an image; the message has what it said."""
+    """containerd refused an image; the message contains its output."""
 
 
 def import_image(image: Image, *, socket: Path) -> None:
-    """Makes an image known, and unpacks it; returns at once if it is there.
+    """Import and unpack an image; return at once if it has been imported already.
 
-    Where both are on one file system, the blobs become hard links in containerd's store: nothing is copied but what
-    is unpacked.
+    On the same file system the blobs become hard links in containerd's store, and only unpacked files are copied.
 
     Args:
-        image: with its files.
-        socket: of containerd, on this machine. It must collect no garbage meanwhile (``schedule_delay`` of
-            ``io.containerd.gc.v1.scheduler``): blobs are there before anything refers to them.
+        image: image with its files.
+        socket: socket of a containerd on this machine. Its garbage collection must be off (``schedule_delay`` of
+            ``io.containerd.gc.v1.scheduler``), because blobs arrive before anything refers to them.
 
     Raises:
-        ImportImageError: see the message.
+        ImportImageError: containerd refused; the message contains its output.
     """
-    # Its name comes before what is unpacked.
+    # An image has its name before it is unpacked.
     if image.reference in ctr(socket, "images", "check", "--quiet").split():
         return
     store = _content_store(socket)
@@ -45,27 +44,27 @@ def import_image(image: Image, *, socket: Path) -> None:
 
 
 def known_images(socket: Path) -> set[str]:
-    """The references of the images that a containerd has.
+    """Return the references of the images in a containerd.
 
     Args:
-        socket: of containerd.
+        socket: socket of containerd.
     """
     return {*ctr(socket, "images", "ls", "--quiet").split()}
 
 
 def ctr(socket: Path, *arguments: str, given: bytes | BinaryIO | None = None) -> str:
-    """Runs ``ctr`` where Kubernetes' images are.
+    """Run ``ctr`` in the namespace of Kubernetes' images.
 
     Args:
-        socket: of containerd.
-        arguments: what it is to do.
-        given: its standard input.
+        socket: socket of containerd.
+        arguments: command and arguments.
+        given: standard input.
 
     Returns:
-        What it writes to standard output.
+        Its standard output.
 
     Raises:
-        ImportImageError: it failed; the message has what it said.
+        ImportImageError: it failed; the message contains its output.
     """
     command = ["ctr", "--address", str(socket), "--namespace", "k8s.io", *arguments]
     stream, content = (None, given) if isinstance(given, bytes) else (given or subprocess.DEVNULL, None)
@@ -77,7 +76,7 @@ def ctr(socket: Path, *arguments: str, given: bytes | BinaryIO | None = None) ->
 
 def _add_blob(digest: str, path: Path, *, store: Path, socket: Path) -> None:
     place = store / "blobs" / digest.replace(":", "/")
-    # A new containerd makes it with its first blob.
+    # A new containerd creates it with its first blob.
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(path, place)
@@ -88,13 +87,13 @@ def _add_blob(digest: str, path: Path, *, store: Path, socket: Path) -> None:
             raise
     size = str(path.stat().st_size)
     with path.open("rb") as content:
-        # Of a file that is in the store already, containerd reads nothing.
+        # containerd does not read the content of a file that is in the store already.
         command = ["content", "ingest", "--expected-digest", digest, "--expected-size", size, digest]
         ctr(socket, *command, given=content)
 
 
 def _index(image: Image) -> bytes:
-    """An archive that names the image: all else is in the store already."""
+    """Return an archive that only names the image; its blobs are in the store already."""
     manifest = image.blob(image.digest)
     entry = {
         "mediaType": image.manifest()["mediaType"],
@@ -117,7 +116,7 @@ def _index(image: Image) -> bytes:
 
 
 def _content_store(socket: Path) -> Path:
-    """Where containerd keeps blobs."""
+    """Return the directory in which containerd stores blobs."""
     details = ctr(socket, "plugins", "ls", "--detailed", "type==io.containerd.content.v1")
     found = re.search(r"^\s*(?:Exports:)?\s*root\s+(\S+)\s*$", details, flags=re.MULTILINE)
     if found is None:

@@ -1,4 +1,4 @@
-"""What each image was built of: nothing is built again while that is the same."""
+"""Records of the content of each built image, to build an image only if something has changed."""
 
 import hashlib
 import sys
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def fingerprint(*parts: str | Path) -> str:
-    """Changes with anything that an image is built of.
+    """Return a hash of everything that an image is built from.
 
     Args:
-        parts: texts, files, and directories with all that is in them but bytecode.
+        parts: texts, files, and directories with all their files except bytecode.
     """
     known = hashlib.sha256()
     for part in parts:
@@ -29,22 +29,22 @@ def _files(path: Path) -> list[tuple[str, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """A directory with the fingerprint of each image that is built.
+    """Directory with the fingerprint of each built image.
 
     Attributes:
-        directory: is made if it is not there.
+        directory: created if it is missing.
     """
 
     directory: Path
 
     def build(self, name: str, made_of: str, build: Callable[[], None], *, there: bool) -> None:
-        """Builds an image, unless it is there and made of the same; says how long it took.
+        """Build an image unless it exists with the same fingerprint, and print how long it took.
 
         Args:
-            name: of the image.
-            made_of: its fingerprint.
-            build: builds it.
-            there: whether it exists.
+            name: name of the image.
+            made_of: fingerprint of its content.
+            build: function that builds it.
+            there: whether the image exists.
         """
         self.directory.mkdir(exist_ok=True)
         mark = self.directory / name

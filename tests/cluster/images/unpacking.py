@@ -1,6 +1,6 @@
-"""What a containerd has on the disk once it has unpacked all images: made once, and linked for each node of each run.
+"""Unpacked images: unpacked by one containerd, and linked for each node of each run.
 
-To unpack Ray's image takes a processor for more than a minute; to link its files, a second.
+Unpacking Ray's image takes more than a minute of CPU time; linking its files takes a second.
 """
 
 import json
@@ -21,27 +21,27 @@ from tests.cluster.processes import ProcessError
 _FOLDER: Final = "unpacked"
 _ROOT: Final = "containerd"
 _DONE: Final = "references.json"
-# What all images take unpacked, and what they take with their blobs.
+# Size of all unpacked images, and together with their blobs.
 ROOM_GB: Final = 9
 _WITH_BLOBS_GB: Final = 17
 
 
 def unpack(images: Collection[Image], output: Path) -> None:
-    """Unpacks what is not unpacked yet, and removes the images of before.
+    """Unpack new images, and remove images that are no longer used.
 
     Args:
-        images: all that are to be there.
-        output: the directory that the layout is in.
+        images: all images that must exist afterwards.
+        output: parent directory of the layout.
 
     Raises:
-        ImageBuildError: there is no room, or containerd did not do it; the message has what it said.
+        ImageBuildError: the disk is full, or containerd failed; the message contains its output.
     """
     wanted = sorted(image.reference for image in images)
     done = output / _FOLDER / _DONE
     if done.exists() and json.loads(done.read_text()) == wanted:
         return
     if not is_unpacked(output):
-        # What was cut off has names of images that are not all there.
+        # An interrupted run leaves names of images that are incomplete.
         shutil.rmtree(done.parent, ignore_errors=True)
         require_room(output, ROOM_GB)
     sys.stderr.write("unpacking the images\n")
@@ -57,26 +57,26 @@ def unpack(images: Collection[Image], output: Path) -> None:
 
 
 def is_unpacked(output: Path) -> bool:
-    """Whether images have been unpacked there, if perhaps others than there are now.
+    """Return whether images have been unpacked there, possibly of another build.
 
     Args:
-        output: the directory that the layout is in.
+        output: parent directory of the layout.
     """
     return (output / _FOLDER / _DONE).exists()
 
 
 def link_unpacked(output: Path, root: Path) -> None:
-    """Makes ``root`` for a new containerd, with everything that is unpacked.
+    """Create the data directory of a new containerd with all unpacked images.
 
-    Its files are links where both are on one file system: a containerd never writes to the files of an image. Its
-    databases are copies.
+    On the same file system its files are hard links, because containerd never writes to an image's files. Its databases
+    are copies.
 
     Args:
-        output: the directory that the layout is in.
-        root: does not exist; its parent does.
+        output: parent directory of the layout.
+        root: directory to create in an existing parent.
 
     Raises:
-        ImageBuildError: the other file system has no room for copies.
+        ImageBuildError: the other file system has no space for copies.
     """
     source = output / _FOLDER / _ROOT
     is_near = source.stat().st_dev == root.parent.stat().st_dev

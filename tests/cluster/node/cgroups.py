@@ -1,4 +1,4 @@
-"""The control groups of nodes: one below the root of each hierarchy, of version 1 or 2."""
+"""Control groups of nodes: one below the root of each hierarchy, of version 1 or 2."""
 
 import os
 import signal
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Final
 
 _MOUNTS: Final = Path("/proc/self/mounts")
-# Those that a kubelet asks for.
+# Controllers that a kubelet requires.
 _CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids")
 _BEFORE_ALL_ELSE: Final = ("cpuset.cpus", "cpuset.mems")
 
 
 def make_cgroup(name: str) -> None:
-    """Makes it in each hierarchy; a kubelet makes those of its pods below it."""
+    """Create the cgroup in each hierarchy; a kubelet creates those of its pods below it."""
     for root, version in _hierarchies():
         directory = root / name
         directory.mkdir(exist_ok=True)  # a hierarchy can be mounted at two places
         for setting in _BEFORE_ALL_ELSE:
-            # In version 1 they are empty at first, and no process can be put there.
+            # In version 1 they are initially empty, and an empty one accepts no process.
             if version == 1 and (root / setting).exists():
                 (directory / setting).write_text((root / setting).read_text())
         controllers = root / "cgroup.controllers"
@@ -29,10 +29,10 @@ def make_cgroup(name: str) -> None:
 
 
 def remove_cgroup(name: str, *, within_s: float = 20) -> None:
-    """Kills what is in it, and removes it with all below.
+    """Kill the processes in the cgroup, and remove it with everything below it.
 
     Raises:
-        OSError: something stays there.
+        OSError: something could not be removed.
     """
     end = time.monotonic() + within_s
     while True:
@@ -48,7 +48,7 @@ def remove_cgroup(name: str, *, within_s: float = 20) -> None:
 
 
 def cgroup_directories(name: str) -> list[Path]:
-    """Where it is there."""
+    """Return the directories of the cgroup that exist."""
     return [root / name for root, _ in _hierarchies() if (root / name).exists()]
 
 

@@ -1,4 +1,4 @@
-"""containerd of one node, as Debian has it (1.6, settings of version 2)."""
+"""containerd of one node, in Debian's version (1.6, configuration version 2)."""
 
 import json
 import socket
@@ -10,12 +10,12 @@ from tests.cluster.processes import Process
 
 
 def containerd(node: NodeLayout, namespaces: Process, *, pause_image: str) -> Process:
-    """The process.
+    """Return containerd as a process.
 
     Args:
-        node: whose it is.
-        namespaces: the node's, running.
-        pause_image: what holds a pod's network; a reference that is among the images.
+        node: node of the containerd.
+        namespaces: running process that holds the node's namespaces.
+        pause_image: reference of the image that holds a pod's network; one of the imported images.
     """
     file = node.state / "containerd.toml"
     file.write_text(_settings(node, pause_image))
@@ -30,7 +30,7 @@ def containerd(node: NodeLayout, namespaces: Process, *, pause_image: str) -> Pr
 
 
 def _settings(node: NodeLayout, pause_image: str) -> str:
-    # TOML's strings are JSON's.
+    # JSON strings are valid TOML.
     return f"""
 version = 2
 root = {json.dumps(str(node.images))}

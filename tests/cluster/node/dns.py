@@ -1,4 +1,4 @@
-"""CoreDNS: the cluster's names, and none besides. No pod can ask for a name of the world outside."""
+"""CoreDNS for the cluster's names only: pods cannot resolve names outside of the cluster."""
 
 from typing import Any, Final
 
@@ -25,11 +25,11 @@ _READS: Final = (
 
 
 def dns_manifests(node: NodeLayout, image: str) -> list[JsonObject]:
-    """All of it, in the order in which it is made.
+    """Return the objects of CoreDNS, in the order in which to create them.
 
     Args:
-        node: where it runs.
-        image: with the program ``coredns`` on the default PATH.
+        node: node that it runs on.
+        image: image with the program ``coredns`` on the default PATH.
     """
     metadata = {"name": NAME, "namespace": NAMESPACE}
     rules = [{"apiGroups": [group], "resources": [*kinds], "verbs": ["list", "watch"]} for group, kinds in _READS]

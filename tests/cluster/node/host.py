@@ -1,7 +1,7 @@
-"""This machine: whether the cluster may run on it, and how all that the cluster made is taken away again.
+"""Requirements of the cluster on this machine, and removal of everything that the cluster created.
 
-What is there is found by its place and name, never by a record of a run: so it is found after a crash of anything.
-Only what is changed rather than made (settings of the kernel, directories outside of ours) is written down before.
+Objects are found by place and name instead of a record, so they are also found after a crash. Only the original values
+of changed settings (kernel settings, directories that existed before) are recorded.
 """
 
 import json
@@ -31,7 +31,7 @@ _PACKAGES: Final = {
     "conntrack": "conntrack",
     "ip": "iproute2",
     "nsenter": "util-linux",
-    # For the images that run on it.
+    # To build images.
     "buildah": "buildah",
     "debootstrap": "debootstrap",
 }
@@ -39,7 +39,7 @@ _PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-s
 _OUR_PROGRAMS: Final = {*_PROGRAMS, "unshare", "nsenter", "containerd", "containerd-shim-runc-v2", "ctr"}
 _KUBELETS: Final = {"kubelet", "kubelite", "k3s", "k0s"}
 _RECORD: Final = STATE / "before.json"
-# What the kubelets, kube-proxy and the pods' network set besides.
+# Additional settings that the kubelets, kube-proxy and the pods' network change.
 KERNEL: Final = (
     *SYSCTLS,
     "kernel.keys.root_maxbytes",
@@ -50,7 +50,7 @@ KERNEL: Final = (
     "vm.overcommit_memory",
     "vm.panic_on_oom",
 )
-# What pods write; their images are links to what is unpacked already.
+# For files that pods write; images are links to files that are unpacked already.
 _ROOM_GB: Final = 5
 _MEMORY_GB: Final = 16
 _KUBERNETES_CHAINS: Final = "KUBE-"
@@ -58,7 +58,7 @@ _GONE_WITHIN_S: Final = 30
 
 
 class HostError(Exception):
-    """The cluster cannot run here, or something of it cannot be removed; the message says what to do."""
+    """The cluster cannot run here, or could not be removed; the message contains what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,35 +77,35 @@ class _Running:
 
 
 def lacking() -> str:
-    """What the machine lacks for a real cluster and how to get it; empty when it has all."""
+    """Return what the machine lacks for a real cluster and how to get it; empty if nothing."""
     if os.geteuid() != 0:
         return "a real cluster needs root (kubelets, containers, network devices): run it as root"
     if not _may_change_the_kernel():
-        return "this root may not make mounts or network devices (a container's, without SYS_ADMIN or NET_ADMIN)"
+        return "root cannot create mounts and network devices: this container lacks SYS_ADMIN or NET_ADMIN"
     missing = sorted({package for command, package in _PACKAGES.items() if shutil.which(command, path=PATH) is None})
     if missing:
         return f"Debian packages are missing; as root: apt-get install {' '.join(missing)}"
     with suppress(FileNotFoundError):
-        # Ordinary kernels have it as a module; in others it is built in, and there may be no modprobe.
+        # Most kernels have it as a module; in others it is built in, possibly without modprobe.
         subprocess.run(["modprobe", "br_netfilter"], check=False, stderr=subprocess.DEVNULL)
     if unknown := [name for name in SYSCTLS if not sysctl(name).exists()]:
-        return f"the kernel has no {unknown[0]}: it needs the module br_netfilter"
+        return f"the kernel lacks {unknown[0]}; load the module br_netfilter"
     memory_gb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     return f"{memory_gb:.0f} GB of memory; a real cluster needs {_MEMORY_GB}" if memory_gb < _MEMORY_GB - 1 else ""
 
 
 def why_not() -> str:
-    """What keeps the cluster from running here now and what to do about it; empty when nothing does."""
+    """Return why the cluster cannot run here now and what to do about it; empty if it can."""
     if reason := lacking() or _lack_of_room():
         return reason
     if found := leftovers():
-        return f"a cluster runs here, or one has crashed: there is {found[0]}; take it away: make cluster-down"
+        return f"a cluster runs here, or one has crashed ({found[0]} exists); remove it: make cluster-down"
     if pids := [each.pid for each in _processes() if each.name in _KUBELETS]:
-        return f"this machine runs a kubelet already (process {pids[0]}); take one that does not"
+        return f"this machine runs a kubelet already (process {pids[0]}); use another machine"
     if found := chains((_KUBERNETES_CHAINS,)):
-        return f"another Kubernetes has made the iptables chain {found[0]}; remove it, or take another machine"
+        return f"another Kubernetes has created the iptables chain {found[0]}; remove it, or use another machine"
     if taken := taken_networks():
-        return f"the cluster's addresses are in use here: there is a route to {taken[0]}"
+        return f"the cluster's addresses are in use here by the route to {taken[0]}"
     return ""
 
 
@@ -115,17 +115,17 @@ def _lack_of_room() -> str:
 
 
 def missing_programs(programs: Path) -> str:
-    """As ``why_not``, of what ``build.py`` makes.
+    """Return which programs of ``build.py`` are missing, in the form of ``why_not``.
 
     Args:
-        programs: its directory ``bin``.
+        programs: its ``bin`` directory.
     """
     missing = [name for name in _PROGRAMS if not (programs / name).exists()]
     return f"{programs} lacks {', '.join(missing)}; build them: python -m tests.cluster.build" if missing else ""
 
 
 def prepare() -> None:
-    """Makes the directories and sets the kernel, and writes down before how it was.
+    """Record the kernel settings, change them, and create the directories.
 
     Raises:
         FileExistsError: another run has just done so.
@@ -152,10 +152,10 @@ def _prepare() -> None:
 
 
 def remove_everything() -> None:
-    """Takes away all that any run has made, whatever state it is in.
+    """Remove everything that a run may have created, also after a crash.
 
     Raises:
-        HostError: something is still there, or this is not root; the message says it.
+        HostError: something could not be removed, or this process is not root.
     """
     if os.geteuid() != 0 or not _may_change_the_kernel():
         raise HostError("only root can take a cluster away")
@@ -176,12 +176,12 @@ def remove_everything() -> None:
 
 
 def leftovers() -> list[str]:
-    """What of a cluster is there now."""
+    """Return what exists of a cluster now."""
     return [
         *(f"process {each.pid} ({' '.join(each.arguments)[:100]})" for each in _processes() if each.is_ours),
         *(f"mount {path}" for path in _mounts()),
         *(f"network device {name}" for name in bridges()),
-        # Only who may change them may see them.
+        # Only users who may change iptables may read it.
         *(f"iptables chain {name}" for name in (chains(_our_chains()) if _may_change_the_kernel() else ())),
         *(f"cgroup {path}" for node in NODES for path in cgroup_directories(node.cgroup)),
         *(f"directory {path}" for path in (STATE, RUN) if path.exists()),
@@ -189,7 +189,7 @@ def leftovers() -> list[str]:
 
 
 def _our_chains() -> tuple[str, ...]:
-    """Those of kube-proxy have no sign of whose they are: the cluster starts only where there are none."""
+    """Return chains to remove. kube-proxy's carry no mark; the cluster starts only where none exist."""
     return (CHAIN, _KUBERNETES_CHAINS) if STATE.exists() and _is_of_this_boot(_record()) else (CHAIN,)
 
 
@@ -206,7 +206,7 @@ def _kill_processes() -> None:
 
 def _processes() -> Iterator[_Running]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        # Processes end while they are looked at. One that has ended and is not waited for has no command line.
+        # Processes may end during the loop. A zombie has no command line.
         with suppress(FileNotFoundError, ProcessLookupError):
             if text := path.read_bytes().decode(errors="replace"):
                 yield _Running(pid=int(path.parent.name), arguments=tuple(text.rstrip("\0").split("\0")))
@@ -219,19 +219,19 @@ def _mounts() -> list[str]:
 
 def _restore() -> None:
     record = _record()
-    # A kernel that has started anew has nothing of ours, and what it has may be another's.
+    # After a reboot the kernel has no objects of the cluster, and its settings may be someone else's.
     settings = record["kernel"] if _is_of_this_boot(record) else {}
     for name, value in settings.items():
         if sysctl(name).read_text().strip() != value:
             sysctl(name).write_text(value)
     for directory in map(Path, record["directories"]):
-        # What is not empty is in use by others meanwhile: ours was never seen there, only in the nodes' namespaces.
+        # A directory that is not empty is in use by others: our files were visible in the nodes' namespaces only.
         if directory.exists() and not any(directory.iterdir()):
             directory.rmdir()
 
 
 def _record() -> dict[str, Any]:
-    """What was written down before; nothing was changed where there is none."""
+    """Return the recorded values; without a record nothing was changed."""
     nothing: dict[str, Any] = {"boot": _boot_id(), "directories": [], "kernel": {}}
     return json.loads(_RECORD.read_text()) if _RECORD.exists() else nothing
 
@@ -245,12 +245,12 @@ def _boot_id() -> str:
 
 
 def _may_change_the_kernel() -> bool:
-    """Whether this process has the capabilities NET_ADMIN (12) and SYS_ADMIN (21): see capabilities(7)."""
+    """Return whether this process has the capabilities NET_ADMIN (12) and SYS_ADMIN (21), see capabilities(7)."""
     status = Path("/proc/self/status").read_text()
     effective = int(next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1], 16)
     return all(effective >> number & 1 for number in (12, 21))
 
 
 def sysctl(name: str) -> Path:
-    """Where the kernel shows a setting, e.g. ``net.ipv4.ip_forward``."""
+    """Return the file of a kernel setting, e.g. ``net.ipv4.ip_forward``."""
     return Path("/proc/sys", *name.split("."))

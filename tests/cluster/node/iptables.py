@@ -1,4 +1,4 @@
-"""Chains of iptables by how their names begin: found, and removed with what leads to them."""
+"""iptables chains by prefix of their names, and their removal with the rules that jump to them."""
 
 import shutil
 import subprocess
@@ -8,12 +8,12 @@ _COMMANDS: Final = ("iptables", "ip6tables")
 
 
 def chains(beginnings: tuple[str, ...]) -> list[str]:
-    """The names of those that are there."""
+    """Return the names of the existing chains with these prefixes."""
     return [name for command in _COMMANDS for line in _saved(command) if (name := _declared(line, beginnings))]
 
 
 def remove_chains(beginnings: tuple[str, ...]) -> None:
-    """Removes them, each table in one step."""
+    """Remove the chains, each table in one transaction."""
     for command in _COMMANDS:
         if wanted := removal(_saved(command), beginnings):
             text = "\n".join(wanted) + "\n"
@@ -21,11 +21,11 @@ def remove_chains(beginnings: tuple[str, ...]) -> None:
 
 
 def removal(saved: list[str], beginnings: tuple[str, ...]) -> list[str]:
-    """What ``iptables-restore`` has to be told.
+    """Return the input of ``iptables-restore`` that removes the chains.
 
     Args:
-        saved: the lines of ``iptables-save``.
-        beginnings: of the chains' names.
+        saved: lines of ``iptables-save``.
+        beginnings: prefixes of the chains' names.
     """
     wanted: list[str] = []
     ours: list[str] = []
@@ -47,13 +47,13 @@ def removal(saved: list[str], beginnings: tuple[str, ...]) -> list[str]:
 
 
 def _declared(line: str, beginnings: tuple[str, ...]) -> str:
-    """The name of a chain that begins so, of the line that declares it."""
+    """Return the name of the chain that a line declares, if it has one of the prefixes; otherwise an empty text."""
     name = line[1:].partition(" ")[0] if line.startswith(":") else ""
     return name if name.startswith(beginnings) else ""
 
 
 def _saved(command: str) -> list[str]:
     if shutil.which(f"{command}-save") is None:
-        return []  # who made chains had it
+        return []  # without the command nobody created chains
     done = subprocess.run([f"{command}-save"], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return done.stdout.splitlines()

@@ -1,18 +1,19 @@
-"""kube-proxy: the rules by which a Service's address leads to its pods. One serves all nodes of the machine."""
+"""kube-proxy: rules that lead from a Service's address to its pods. One process serves all nodes of the machine."""
 
+from service.local.ray_head import free_ports
 from tests.cluster.access import PROXY
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.node.layout import PATH, POD_NETWORKS, NodeLayout
-from tests.cluster.ports import LOOPBACK, answers, free_ports
+from tests.cluster.ports import LOOPBACK, answers
 from tests.cluster.processes import Process
 
 
 def kube_proxy(cluster: ControlPlane, node: NodeLayout) -> Process:
-    """The process.
+    """Return kube-proxy as a process.
 
     Args:
-        cluster: with the node registered.
-        node: as which it runs.
+        cluster: cluster in which the node is registered.
+        node: node that it runs as.
     """
     health, metrics = free_ports(2)
     kubeconfig = cluster.access.kubeconfig(cluster.server, cluster.ca_file, user=PROXY)
@@ -24,7 +25,7 @@ def kube_proxy(cluster: ControlPlane, node: NodeLayout) -> Process:
         f"--cluster-cidr={POD_NETWORKS}",
         f"--healthz-bind-address={LOOPBACK}:{health}",
         f"--metrics-bind-address={LOOPBACK}:{metrics}",
-        # The machine's own settings stay as they are.
+        # Keep the machine's settings.
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",

@@ -15,7 +15,7 @@ _HEALTH_PORT: Final = 10248
 
 
 def kubelet(cluster: ControlPlane, node: NodeLayout, namespaces: Process) -> Process:
-    """The process; containerd must run."""
+    """Return the kubelet as a process; containerd must be running."""
     user = kubelet_user(node.name)
     kubeconfig = cluster.access.kubeconfig(cluster.server, cluster.ca_file, user=user)
     file = node.state / "kubelet.json"
@@ -53,20 +53,20 @@ def _settings(cluster: ControlPlane, node: NodeLayout) -> dict[str, Any]:
         "containerRuntimeEndpoint": f"unix://{node.socket}",
         "clusterDNS": [CLUSTER_DNS],
         "clusterDomain": CLUSTER_DOMAIN,
-        # Pods ask no name server but the cluster's.
+        # Pods use the cluster's name server only.
         "resolvConf": "",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{node.cgroup}",
         "failCgroupV1": False,
-        # It goes on where it may not set everything of the kernel, as root in a container may not.
+        # It continues where it may not change kernel settings, as root in a container.
         "featureGates": {"KubeletInUserNamespace": True},
         "enforceNodeAllocatable": [],
-        # Both nodes have the same processors: what one does not use, the other may.
+        # Both nodes share the processors, so that neither is throttled while the other is idle.
         "cpuCFSQuota": False,
-        # An image that is removed cannot be pulled again.
+        # A removed image could not be pulled again.
         "imageGCHighThresholdPercent": 100,
         "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1Gi", "imagefs.available": "1Gi"},
-        # A dead node is noticed by its lease, which is renewed four times in this time.
+        # A dead node is detected by its lease, which is renewed four times in this period.
         "nodeLeaseDurationSeconds": 16,
         "syncFrequency": "10s",
         "registryPullQPS": 0,

@@ -1,4 +1,4 @@
-"""Where everything of the cluster is: two fixed directories, so that it is found again after a crash."""
+"""Places of all files of the cluster: two fixed directories, so that they can be found after a crash."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +12,19 @@ VOLUMES: Final = STATE / "volumes"
 POD_NETWORKS: Final = "10.201.0.0/16"
 CLUSTER_DNS: Final = "10.96.0.10"
 CLUSTER_DOMAIN: Final = "cluster.local"
-# Every network device and cgroup of a node begins with it.
+# Prefix of all network devices and cgroups of nodes.
 PREFIX: Final = "cloister"
-# Of what is called as a program: containerd, kubelet and kube-proxy call others in turn.
+# PATH of programs that call others: containerd, kubelet and kube-proxy.
 PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLayout:
-    """What belongs to one node.
+    """Files, network and cgroup of one node.
 
     Attributes:
-        name: of the node.
-        number: from 1; its networks and devices have it.
+        name: name of the node.
+        number: from 1; part of its networks and devices.
     """
 
     name: str
@@ -32,42 +32,42 @@ class NodeLayout:
 
     @property
     def state(self) -> Path:
-        """On the disk."""
+        """Directory on disk."""
         return STATE / self.name
 
     @property
     def images(self) -> Path:
-        """Images and the root directories of containers."""
+        """Directory of images and of the root file systems of containers."""
         return self.state / "containerd"
 
     @property
     def run(self) -> Path:
-        """In memory."""
+        """Directory in memory."""
         return RUN / self.name
 
     @property
     def socket(self) -> Path:
-        """Of containerd."""
+        """Socket of containerd."""
         return self.run / "containerd.sock"
 
     @property
     def bridge(self) -> str:
-        """The network device that its pods are on."""
+        """Network device of its pods."""
         return f"{PREFIX}{self.number}"
 
     @property
     def address(self) -> str:
-        """The node's, which is that of the bridge."""
+        """Address of the node, which is that of the bridge."""
         return f"10.201.{self.number}.1"
 
     @property
     def pod_network(self) -> str:
-        """The addresses of its pods."""
+        """Addresses of its pods."""
         return f"10.201.{self.number}.0/24"
 
     @property
     def cgroup(self) -> str:
-        """Below which all of its pods are."""
+        """Parent cgroup of all its pods."""
         return f"{PREFIX}-{self.name}"
 
 

@@ -1,7 +1,7 @@
-"""A node's own view of this machine: a mount and a process namespace.
+"""Mount and process namespace of a node.
 
-Directories that a kubelet and containerd have by fixed names are the node's own there, so that two nodes do not meet,
-and whatever they mount or start ends with the namespaces: with the one process that holds them.
+A kubelet and containerd use directories with fixed names. In the namespace each node has its own, so that two nodes do
+not collide. Mounts and processes end with the namespaces, that is, with the one process that holds them.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Final
 from tests.cluster.node.layout import PATH, NodeLayout
 from tests.cluster.processes import Process
 
-# Kept on the disk, by the name below the node's state; what is in memory is below its other directory.
+# On disk, by the name below the node's state directory; _IN_MEMORY below its runtime directory.
 _ON_DISK: Final = {
     "kubelet": "/var/lib/kubelet",
     "cni": "/var/lib/cni",
@@ -20,7 +20,7 @@ _ON_DISK: Final = {
 }
 _IN_MEMORY: Final = {"containerd": "/run/containerd"}
 MOUNT_POINTS: Final = (*map(Path, _ON_DISK.values()), *map(Path, _IN_MEMORY.values()))
-# The first process of the namespace inherits the orphans in it and has to bury them, as a shell does that waits.
+# The first process of the namespace becomes the parent of orphans and must reap them, as a waiting shell does.
 _FIRST_PROCESS: Final = """
 while [ "$#" -gt 1 ]; do mount --bind "$1" "$2"; shift 2; done
 touch "$1"
@@ -30,14 +30,14 @@ wait
 
 
 def namespaces(node: NodeLayout) -> Process:
-    """The process that holds them. It ends, and everything in them ends."""
+    """Return the process that holds the namespaces; everything in them ends with it."""
     binds: list[str] = []
     for base, directories in ((node.state, _ON_DISK), (node.run, _IN_MEMORY)):
         for name, path in directories.items():
             (base / name).mkdir(parents=True)
             binds += [str(base / name), path]
     ready = node.run / "namespaces"
-    # Mounts of the machine come and go in it too: a copy would keep those of others from being removed.
+    # Mounts of the machine propagate into it: a copy would prevent others from removing theirs.
     unshare = ["unshare", "--mount", "--propagation=slave", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*unshare, "sh", "-ec", _FIRST_PROCESS, node.name, *binds, str(ready)]
     log = node.state / "namespaces.log"
@@ -45,10 +45,10 @@ def namespaces(node: NodeLayout) -> Process:
 
 
 def inside(namespaces: Process, command: Sequence[str]) -> list[str]:
-    """The command line that runs a program in them.
+    """Return the command line that runs a program in the namespaces.
 
     Args:
-        namespaces: what holds them, running.
+        namespaces: the running process that holds them.
         command: the program with its arguments.
     """
     held = f"/proc/{namespaces.pid}/ns"

@@ -1,4 +1,4 @@
-"""The network of nodes: a bridge each, pods on it, and the routes between pods, nodes and Services."""
+"""Network of nodes: one bridge each, and routes between pods, nodes and Services."""
 
 import ipaddress
 import json
@@ -9,21 +9,21 @@ from typing import Final
 from tests.cluster.control_plane import SERVICE_NETWORK
 from tests.cluster.node.layout import NODES, POD_NETWORKS, PREFIX, NodeLayout
 
-# Packets between bridges are forwarded; those between two pods of a bridge pass the rules of Services.
+# Packets are forwarded between bridges, and packets between two pods of a bridge pass the Services' rules.
 SYSCTLS: Final = {"net.ipv4.ip_forward": "1", "net.bridge.bridge-nf-call-iptables": "1"}
 CHAIN: Final = "CLOISTER-FORWARD"
 
 
 def make_bridge(node: NodeLayout) -> None:
-    """Makes the bridge with the node's address; it needs no pod to be reached."""
+    """Create the bridge with the node's address; it is reachable without any pod."""
     _run("ip", "link", "add", node.bridge, "type", "bridge")
     _run("ip", "address", "add", f"{node.address}/24", "dev", node.bridge)
     _run("ip", "link", "set", node.bridge, "up")
 
 
 def allow_forwarding(node: NodeLayout) -> None:
-    """Lets packets from bridge to bridge and to Services, also where the machine drops what is forwarded."""
-    # Without a default route the machine itself would have no way to a Service's address.
+    """Allow packets between bridges and to Services, even if the machine drops forwarded packets."""
+    # Without a default route the machine itself would have no route to Services.
     _run("ip", "route", "add", SERVICE_NETWORK, "dev", node.bridge)
     _run("iptables", "-w", "-N", CHAIN)
     _run("iptables", "-w", "-A", CHAIN, "-i", f"{PREFIX}+", "-o", f"{PREFIX}+", "-j", "ACCEPT")
@@ -31,12 +31,12 @@ def allow_forwarding(node: NodeLayout) -> None:
 
 
 def write_pod_network(node: NodeLayout) -> None:
-    """Tells containerd how a pod gets its address: https://www.cni.dev/plugins/current/main/bridge/."""
+    """Write how containerd assigns addresses to pods: https://www.cni.dev/plugins/current/main/bridge/."""
     bridge = {
         "type": "bridge",
         "bridge": node.bridge,
         "isGateway": True,
-        # A pod reaches itself by its Service.
+        # A pod can reach itself through its Service.
         "hairpinMode": True,
         "ipam": {
             "type": "host-local",
@@ -52,7 +52,7 @@ def write_pod_network(node: NodeLayout) -> None:
 
 
 def taken_networks() -> list[str]:
-    """The routes of this machine that lead to addresses of pods or Services."""
+    """Return this machine's routes that overlap with addresses of pods or Services."""
     done = subprocess.run(["ip", "-json", "-4", "route"], check=True, stdout=subprocess.PIPE)
     ours = [ipaddress.ip_network(network) for network in (POD_NETWORKS, SERVICE_NETWORK)]
     routes = [route["dst"] for route in json.loads(done.stdout or b"[]") if route["dst"] != "default"]
@@ -60,15 +60,15 @@ def taken_networks() -> list[str]:
 
 
 def bridges() -> list[str]:
-    """Those of nodes that are there."""
+    """Return the nodes' bridges that exist."""
     return [node.bridge for node in NODES if Path("/sys/class/net", node.bridge).exists()]
 
 
 def remove_bridge(name: str) -> None:
-    """Removes it with its routes, and the pods' devices on it.
+    """Remove a bridge with its routes and the pods' devices on it.
 
-    A network namespace can outlive its last process by a minute, for connections that still want to be closed; what is
-    left of its device then could not be told from anybody else's.
+    A network namespace can outlive its last process by a minute while connections close, and what is left of its device
+    could not be recognised as ours.
     """
     for port in Path("/sys/class/net", name, "brif").iterdir():
         done = subprocess.run(["ip", "link", "delete", port.name], capture_output=True, text=True, check=False)

@@ -15,11 +15,11 @@ from tests.cluster.processes import Process
 
 
 class Node:
-    """A node, first without anything that runs.
+    """A node. Initially nothing of it exists or runs.
 
     Attributes:
-        name: of the node.
-        address: the node's own.
+        name: name of the node.
+        address: address of the node.
     """
 
     _namespaces: Process
@@ -32,7 +32,7 @@ class Node:
         self._started: list[Process] = []
 
     def make(self) -> None:
-        """Makes its directories, network and control group."""
+        """Create its directories, network and cgroup."""
         self._layout.state.mkdir()
         self._layout.run.mkdir()
         make_cgroup(self._layout.cgroup)
@@ -40,38 +40,38 @@ class Node:
         write_pod_network(self._layout)
 
     def start_runtime(self, pause: Image) -> None:
-        """Starts containerd with all images that are built; it needs no API server yet.
+        """Start containerd with all images that are built; it needs no API server yet.
 
         Args:
-            pause: what holds a pod's network.
+            pause: image that holds a pod's network.
         """
         link_unpacked(pause.layout.parent, self._layout.images)
         self._namespaces = self._start(namespaces(self._layout))
         self._start(containerd(self._layout, self._namespaces, pause_image=pause.reference))
 
     def join(self, cluster: ControlPlane) -> None:
-        """Starts the kubelet, which registers the node."""
+        """Start the kubelet, which registers the node."""
         self._kubelet = self._start(kubelet(cluster, self._layout, self._namespaces))
 
     def start_kubelet(self) -> None:
-        """Starts it after it was stopped."""
+        """Start the kubelet after it was stopped."""
         self._kubelet.start()
 
     def stop_kubelet(self) -> None:
-        """Stops it; the pods run on."""
+        """Stop the kubelet; pods continue to run."""
         self._kubelet.stop()
 
     def restart_kubelet(self, api: KubernetesApi) -> None:
-        """Stops it and starts it at once; returns when it has told the API server that it lives."""
+        """Restart the kubelet, and return when it has renewed its lease."""
         self.stop_kubelet()
-        before = _last_told(api, self.name)
+        before = _last_heartbeat(api, self.name)
         self.start_kubelet()
-        wait_until(lambda: _last_told(api, self.name) != before, f"{self.name} lives", lambda: before, within_s=60)
+        wait_until(lambda: _last_heartbeat(api, self.name) != before, f"{self.name} lives", lambda: before, within_s=60)
 
     def stop(self) -> None:
-        """Ends everything that runs on it, the pods too."""
+        """Stop everything that runs on the node, including pods."""
         for each in self._started:
-            # The first process of a namespace gets no signal but this one.
+            # The first process of a PID namespace receives only SIGKILL from outside.
             each.stop(timeout_s=0)
 
     def _start(self, process: Process) -> Process:
@@ -80,7 +80,7 @@ class Node:
         return process
 
 
-def _last_told(api: KubernetesApi, name: str) -> str:
-    """When its kubelet last said that it lives."""
+def _last_heartbeat(api: KubernetesApi, name: str) -> str:
+    """Return the time of the kubelet's last heartbeat."""
     lease = api.find("coordination.k8s.io/v1", "Lease", name, "kube-node-lease")
     return str(lease and lease["spec"]["renewTime"])

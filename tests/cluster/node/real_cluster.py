@@ -24,8 +24,8 @@ class RealCluster:
     """A running cluster.
 
     Attributes:
-        control_plane: as of any cluster of these tests.
-        nodes: by name; ``node-1`` has volumes and DNS.
+        control_plane: control plane of the cluster.
+        nodes: nodes by name; ``node-1`` has the volumes and DNS.
     """
 
     def __init__(self, programs: Path) -> None:
@@ -36,7 +36,7 @@ class RealCluster:
         )
 
     def start(self, images: Mapping[str, Image]) -> None:
-        """Starts everything, and returns once pods can run."""
+        """Start all processes, and return when pods can run."""
         for node in self.nodes.values():
             node.make()
         allow_forwarding(_SYSTEM)
@@ -59,7 +59,7 @@ class RealCluster:
             wait_until_available(api, "coredns", "kube-system")
 
     def stop(self) -> None:
-        """Ends all processes; what they made stays."""
+        """Stop all processes; their files stay."""
         for node in self.nodes.values():
             node.stop()
         for each in reversed(self._processes):
@@ -68,14 +68,14 @@ class RealCluster:
 
 @contextmanager
 def real_cluster(programs: Path, images: Mapping[str, Image]) -> Iterator[RealCluster]:
-    """Runs a new cluster, ready for pods, and takes all of it away at the end.
+    """Run a new cluster, ready for pods, and remove it afterwards.
 
     Args:
-        programs: what ``build.py`` made.
-        images: by name, of ``build_images``; pods find all that it has built, and no other ever.
+        programs: the ``bin`` directory of ``build.py``.
+        images: result of ``build_images``. Pods can use these images and no others.
 
     Raises:
-        HostError: it cannot run here; the message says what to do.
+        HostError: the cluster cannot run here; the message contains what to do.
     """
     cluster = start_cluster(programs, images)
     try:
@@ -86,7 +86,7 @@ def real_cluster(programs: Path, images: Mapping[str, Image]) -> Iterator[RealCl
 
 
 def start_cluster(programs: Path, images: Mapping[str, Image]) -> RealCluster:
-    """As ``real_cluster``, but it runs on when this process ends, until ``remove_everything``."""
+    """Start a cluster that outlives this process, until ``remove_everything``; otherwise as ``real_cluster``."""
     if reason := why_not() or missing_programs(programs):
         raise HostError(reason)
     prepare()

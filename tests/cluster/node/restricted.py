@@ -1,4 +1,4 @@
-"""What a pod says of itself to be admitted where the profile ``restricted`` is enforced."""
+"""Security contexts with which the Pod Security profile ``restricted`` admits a pod."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""The default storage class: directories of one node, made beforehand; each serves one claim and is then kept."""
+"""Default storage class: directories on one node, created in advance; each serves one claim and is then kept."""
 
 from typing import Final
 
@@ -7,15 +7,15 @@ from tests.cluster.node.layout import VOLUMES, NodeLayout
 
 _CLASS: Final = "local"
 _NUMBER: Final = 12
-# No claim is too big for it; nothing limits what is written.
+# Large enough for any claim; no limit is enforced.
 _SIZE: Final = "500Gi"
 
 
 def make_volumes(node: NodeLayout) -> list[JsonObject]:
-    """Makes the directories.
+    """Create the directories.
 
     Returns:
-        what the cluster has to be told, in order.
+        The objects to create in the cluster, in order.
     """
     names = [f"volume-{number}" for number in range(1, _NUMBER + 1)]
     for name in names:
@@ -26,7 +26,7 @@ def make_volumes(node: NodeLayout) -> list[JsonObject]:
             "kind": "StorageClass",
             "metadata": {"name": _CLASS, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
             "provisioner": "kubernetes.io/no-provisioner",
-            # A volume is on a node: the pod's place is chosen together with it.
+            # A volume is on a node, so the pod is scheduled first.
             "volumeBindingMode": "WaitForFirstConsumer",
         },
         *(_volume(node, name) for name in names),

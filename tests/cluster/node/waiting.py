@@ -1,4 +1,4 @@
-"""Waits for what the cluster does in its own time, and says why when it does not come."""
+"""Waits for conditions of the cluster; timeouts report the reason."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _PAUSE_S: Final = 0.2
 
 
 def wait_until_node_ready(api: KubernetesApi, name: str, *, within_s: float = 60) -> None:
-    """Waits until pods can be scheduled on a node."""
+    """Wait until pods can be scheduled on a node."""
 
     def takes_pods() -> bool:
         node = api.find("v1", "Node", name)
@@ -25,16 +25,16 @@ def wait_until_node_ready(api: KubernetesApi, name: str, *, within_s: float = 60
 
 
 def wait_until_available(api: KubernetesApi, name: str, namespace: str, *, within_s: float = 120) -> None:
-    """Waits until a Deployment's pods serve."""
+    """Wait until a Deployment is available."""
     metadata = {"name": name, "namespace": namespace}
     wait_until_ready(api, {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}, within_s=within_s)
 
 
 def wait_until(is_so: Callable[[], bool], what: str, why_not: Callable[[], str], *, within_s: float) -> None:
-    """Asks until it says yes.
+    """Poll until the condition is true.
 
     Raises:
-        TimeoutError: it did not; the message says what was waited for and what was there instead.
+        TimeoutError: it was not true in time; the message names the condition and the state instead.
     """
     end = time.monotonic() + within_s
     while not is_so():
@@ -44,5 +44,5 @@ def wait_until(is_so: Callable[[], bool], what: str, why_not: Callable[[], str],
 
 
 def is_ready(node: JsonObject) -> bool:
-    """Whether its kubelet says so, or did until it fell silent."""
+    """Return whether the node's Ready condition is true, which it stays for a while after the kubelet has stopped."""
     return ("Ready", "True") in {(each["type"], each["status"]) for each in node["status"].get("conditions", ())}

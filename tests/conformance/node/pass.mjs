@@ -1,6 +1,6 @@
-// A short pass with the official Node client. Prints one JSON object per check: {name, expected, seen}.
-// Arguments: the base URL, the id of an output file, the id of a batch that failed, of one that was cancelled, and of
-// a file that there is not. The API key stands in OPENAI_API_KEY.
+// Checks with the official Node client. Prints one JSON object per check: {name, expected, seen}.
+// Arguments: the base URL, the id of an output file, the ids of a failed and of a cancelled batch, and the id of a
+// file that does not exist. The API key is in OPENAI_API_KEY.
 
 import { createReadStream, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -87,7 +87,7 @@ await check("it reads an output file", true, async () => {
 await check("it cancels a cancelled batch", "cancelled", async () => {
   return (await client.batches.cancel(cancelledBatchId)).status;
 });
-await check("it raises ConflictError and does not repeat", [["ConflictError", 409, true], 1], async () => {
+await check("it raises ConflictError and does not retry", [["ConflictError", 409, true], 1], async () => {
   let sent = 0;
   const counting = client.withOptions({ fetch: (...given) => (sent++, fetch(...given)) });
   const error = await raised(() => counting.batches.cancel(failedBatchId));
@@ -103,7 +103,7 @@ await check("it raises BadRequestError", ["BadRequestError", 400, "invalid_value
 await check("it raises AuthenticationError", ["AuthenticationError", 401, "invalid_api_key", null, true], () => {
   return raised(() => client.withOptions({ apiKey: "sk-wrong" }).files.list());
 });
-await check("it makes one batch although the first answer was lost", 1, async () => {
+await check("it makes one batch if the first response is lost", 1, async () => {
   let lost = false;
   const lossy = async (...given) => {
     const answer = await fetch(...given);

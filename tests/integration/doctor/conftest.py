@@ -1,4 +1,4 @@
-"""The command in this process, and the settings of a stack on this machine."""
+"""`cloister doctor` in this process, and the settings of a stack on this machine."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,15 +7,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from service.cli import main
-from tests.integration.doctor.told import Doctor, Told
+from service.cli.app import main
+from tests.integration.doctor.doctor_run import Doctor, DoctorRun
 
 ROLE = "doctor_job"
 
 
 @pytest.fixture
 def doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doctor:
-    """Runs the command in this process, in an empty directory and without a setting."""
+    """Run the command in this process, in an empty directory and without settings."""
     for name in [*os.environ]:
         if name.startswith(("CLOISTER_", "OPENAI_", "KUBERNETES_", "AWS_")):
             monkeypatch.delenv(name)
@@ -23,10 +23,10 @@ def doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
     shell.mkdir()
     monkeypatch.chdir(shell)
 
-    def run(*arguments: str) -> Told:
+    def run(*arguments: str) -> DoctorRun:
         with pytest.raises(SystemExit) as ended:
             main(["doctor", *arguments, "--json"])
-        return Told(int(ended.value.code or 0), *capsys.readouterr())
+        return DoctorRun(int(ended.value.code or 0), *capsys.readouterr())
 
     return run
 
@@ -45,7 +45,7 @@ def job_role(database_url: str) -> Iterator[str]:
 def settings(
     doctor: Doctor, job_role: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., None]:
-    """Those of a stack on this machine; call it to change some."""
+    """Set the settings of a stack on this machine. Call the fixture to change some."""
     del doctor
     (tmp_path / "models.yaml").write_text("models: [{id: demo, source: /models/demo}]")
 

@@ -1,4 +1,4 @@
-"""`cloister doctor` as a client of the API: the real one, on real Postgres."""
+"""`cloister doctor` as a client of a real API on a real Postgres."""
 
 import _thread
 import dataclasses
@@ -14,29 +14,29 @@ import structlog
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.lines import response_line
 from ray_job.contract.object_keys import part_key
-from ray_job.contract.parts import PartRow, Usage, encode_part, part_id
+from ray_job.contract.parts import PartRow, Usage, encode_part
 from service.api_keys import create_api_key
-from service.cli.doctor.api import Trial, api_findings
-from service.cli.doctor.findings import Result
+from service.doctor.api import check_api
+from service.doctor.findings import Result
 from service.local.client_env import Client, write_client_env
-from service.model_catalogue import Catalogue, CatalogueModel
+from service.model_catalogue import CatalogueModel
 from service.ports import JobStatus
 from service.projects import create_project
-from tests.integration.doctor.told import Doctor, answering
+from tests.integration.doctor.doctor_run import Doctor, http_server
 from tests.integration.reconciler_harness import SUCCEEDED, Stack, commit, eventually, looping
 from tests.integration.test_cli_batches import serving
 
 
 def works(stack: Stack, *, fails: bool = False) -> Callable[[JobSpec], JobStatus]:
     def work(spec: JobSpec) -> JobStatus:
-        body = b'{"error": {"message": "the engine said no"}}' if fails else b'{"object": "chat.completion"}'
+        body = b'{"error": {"message": "the engine refused"}}' if fails else b'{"object": "chat.completion"}'
         row = PartRow(
             line=1,
             outcome="failed" if fails else "completed",
             data=response_line(spec.batch_id, 1, "doctor", 400 if fails else 200, body),
             usage=Usage(),
         )
-        stack.store.put(part_key(spec.batch_id, part_id([1])), [encode_part(spec.batch_id, [row])])
+        stack.store.put(part_key(spec.batch_id, [1]), [encode_part(spec.batch_id, [row])])
         return SUCCEEDED
 
     return work
@@ -44,7 +44,7 @@ def works(stack: Stack, *, fails: bool = False) -> Callable[[JobSpec], JobStatus
 
 @pytest.fixture
 def server(stack: Stack, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> Iterator[openai.OpenAI]:
-    """A running API whose address and key are in the environment."""
+    """Run an API, and set its address and a key in the environment."""
     del doctor
     with serving(stack) as base_url:
         key = create_api_key(stack.pool, project_id=create_project(stack.pool, "doctor").id, name="doctor")
@@ -54,87 +54,117 @@ def server(stack: Stack, doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> Ite
             yield client
 
 
-def test_a_batch_of_one_line_goes_to_each_model_and_leaves_no_file(
+def test_each_model_gets_a_batch_of_one_line_and_no_file_is_left(
     doctor: Doctor, stack: Stack, database_url: str, server: openai.OpenAI
 ) -> None:
     stack.work = works(stack)
-    with looping(stack.context, database_url), structlog.testing.capture_logs() as logs:
-        told = doctor("--time-limit", "1m")
-    assert told.code == 0, told.out
-    assert told["readiness"].endswith("/readyz: database, schema, object_store, reconciler")
-    assert "completed in" in told["batch of one line, model demo"]
+    with looping(stack.backends, database_url), structlog.testing.capture_logs() as logs:
+        run = doctor("--time-limit", "1m")
+    assert run.code == 0, run.out
+    assert run["readiness"].endswith("/readyz: database, schema, object_store, reconciler")
+    assert "completed in" in run["batch of one line, model demo"]
     assert list(server.files.list()) == []
     assert "Say yes." not in json.dumps(logs, default=str)
 
 
-def test_an_output_without_the_line_is_told(
+def test_output_without_the_line_is_a_failure(
     doctor: Doctor, stack: Stack, database_url: str, server: openai.OpenAI
 ) -> None:
     def answer_another(spec: JobSpec) -> JobStatus:
-        commit(stack.store, spec.batch_id, 1)  # under the name of another line
+        commit(stack.store, spec.batch_id, 1)  # with the custom_id of another line
         return SUCCEEDED
 
     stack.work = answer_another
-    with looping(stack.context, database_url):
-        assert "its output has not the line" in doctor()["batch of one line, model demo"]
+    with looping(stack.backends, database_url):
+        assert "its output lacks the line" in doctor()["batch of one line, model demo"]
     assert list(server.files.list()) == []
 
 
 @pytest.mark.usefixtures("server")
-def test_a_model_gets_a_line_for_an_endpoint_that_it_offers(doctor: Doctor, stack: Stack, database_url: str) -> None:
+def test_line_uses_an_endpoint_that_the_model_offers(doctor: Doctor, stack: Stack, database_url: str) -> None:
     stack.work = works(stack)
     model = CatalogueModel(spec=ModelSpec(id="demo", source="x"), endpoints=("/v1/embeddings",))
-    context = dataclasses.replace(stack.context, catalogue=Catalogue(models={"demo": model}))
+    context = dataclasses.replace(stack.backends, catalogue={"demo": model})
     with looping(context, database_url):
-        assert doctor()["batch of one line, model demo"].endswith("by /v1/embeddings")
+        assert doctor()["batch of one line, model demo"].endswith("with /v1/embeddings")
 
 
-def test_a_line_that_failed_is_told_with_the_reason(
+def test_failed_line_is_reported_with_its_reason(
     doctor: Doctor, stack: Stack, database_url: str, server: openai.OpenAI
 ) -> None:
     stack.work = works(stack, fails=True)
-    with looping(stack.context, database_url):
-        told = doctor()
-    assert told.code == 1
-    assert "the engine said no" in told["batch of one line, model demo"]
+    with looping(stack.backends, database_url):
+        run = doctor()
+    assert run.code == 1
+    assert "the engine refused" in run["batch of one line, model demo"]
     assert list(server.files.list()) == []
 
 
-def test_a_batch_that_does_not_end_in_time_is_cancelled(
+def test_batch_is_cancelled_at_the_time_limit(
     stack: Stack, database_url: str, server: openai.OpenAI, tmp_path: Path
 ) -> None:
-    trial = Trial(data_dir=tmp_path, models=(), has_batches=True, limit_s=1, quiet=True)
-    with looping(stack.context, database_url):
-        *_, found = api_findings(trial)
+    with looping(stack.backends, database_url):
+        *_, found = check_api(tmp_path, models=(), with_batches=True, time_limit_s=1, quiet=True)
     assert found.result == Result.FAILED
-    assert "and is cancelled" in found.message
+    assert "and was cancelled" in found.message
     (batch,) = server.batches.list()
     assert batch.status == "cancelled"
     assert list(server.files.list()) == []
 
 
-def test_without_a_reconciler_readiness_says_so(doctor: Doctor, server: openai.OpenAI) -> None:
+def test_readiness_fails_without_a_reconciler(doctor: Doctor, server: openai.OpenAI) -> None:
     del server
-    told = doctor("--no-batch")
-    assert told.code == 1
-    assert "See that a reconciler runs." in told["readiness"]
-    assert told["batch of one line, model demo"] == "not_checked: --no-batch is given"
+    run = doctor("--no-batch")
+    assert run.code == 1
+    assert "Check that a reconciler runs." in run["readiness"]
+    assert run["batch of one line, model demo"] == "not_checked: --no-batch is given"
 
 
-def test_a_model_that_is_not_there_is_told(doctor: Doctor, server: openai.OpenAI) -> None:
+@pytest.mark.parametrize(
+    ("status", "body", "expected"),
+    [
+        (200, {"checks": {"database": {"status": "ok"}}}, "ok: {url}: database"),
+        (
+            200,
+            {"checks": {"reconciler": {"status": "degraded", "message": "None leads."}}},
+            "failed: {url}: reconciler: ",
+        ),
+        (
+            503,
+            {"error": {}, "checks": {"schema": {"status": "failed", "message": "Old."}}},
+            "failed: {url}: schema: Old.",
+        ),
+        (404, {"error": {"message": "no"}}, "not_checked: {url} answers 404 without checks"),
+        (200, {"checks": None}, "not_checked: {url} answers 200 without checks"),
+        (502, "<html>Bad Gateway</html>", "failed: {url} answers 502"),
+    ],
+)
+def test_readiness_follows_the_checks_of_the_server(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, status: int, body: object, expected: str
+) -> None:
+    with http_server(lambda _, path: (status, body) if path == "/readyz" else (404, {})) as url:
+        monkeypatch.setenv("CLOISTER_BASE_URL", url)
+        monkeypatch.setenv("CLOISTER_API_KEY", "sk-x")
+        assert doctor("--only", "api")["readiness"].startswith(expected.format(url=f"{url}/readyz"))
+
+
+def test_unknown_model_is_a_failure(doctor: Doctor, server: openai.OpenAI) -> None:
     del server
-    told = doctor("--model", "large")
-    assert told["batch of one line, model large"] == "failed: the server has no such model. It has: demo"
+    run = doctor("--model", "large")
+    assert run["batch of one line, model large"] == "failed: the server has no such model. It has: demo"
 
 
-def test_a_key_that_is_refused_is_told(doctor: Doctor, server: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_key_is_reported_without_its_value(
+    doctor: Doctor, server: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     del server
-    monkeypatch.setenv("CLOISTER_API_KEY", "sk-cloister-not-to-be-told")
-    told = doctor()
-    assert "The API key is that of CLOISTER_BASE_URL" in told["models"]
-    assert "not-to-be-told" not in told.out
+    monkeypatch.setenv("CLOISTER_API_KEY", "sk-cloister-secret-value")
+    run = doctor()
+    assert "The API key is that of CLOISTER_BASE_URL" in run["models"]
+    assert "secret-value" not in run.out
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_the_batch_and_starts_no_other(doctor: Doctor, server: openai.OpenAI) -> None:
     def interrupt() -> None:
         eventually(lambda: bool(list(server.batches.list())))
@@ -142,23 +172,23 @@ def test_ctrl_c_cancels_the_batch_and_starts_no_other(doctor: Doctor, server: op
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    told = doctor("--only", "api", "--model", "demo", "--model", "demo")  # without a reconciler: no batch ever ends
+    run = doctor("--only", "api", "--model", "demo", "--model", "demo")  # no batch ends without a reconciler
     thread.join()
     (batch,) = server.batches.list()
-    assert (told.code, batch.status) == (130, "cancelling")
-    assert f"cancelling {batch.id}; Ctrl-C leaves it, and its file {batch.input_file_id}" in told.err
-    assert f"the batch {batch.id} may still run, and the file {batch.input_file_id} is left" in told.err
+    assert (run.code, batch.status) == (130, "cancelling")
+    assert f"cancelling {batch.id}; Ctrl-C leaves it and its file {batch.input_file_id} on the server" in run.err
+    assert f"the batch {batch.id} may still run, and the file {batch.input_file_id} is left" in run.err
 
 
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "somebody"}]}
 
 
 @pytest.mark.parametrize(
-    ("answer", "told_of"),
-    [(MODELS, "is no cloister"), ("<html>Log in</html>", "answers with a page, not with models: is a login between")],
+    ("answer", "expected"),
+    [(MODELS, "is not a cloister"), ("<html>Log in</html>", "answers with a web page: is there a login page")],
 )
-def test_a_server_that_is_none_of_ours_gets_no_batch(
-    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, answer: object, told_of: str
+def test_other_servers_get_no_batch(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, answer: object, expected: str
 ) -> None:
     verbs: set[str] = set()
 
@@ -166,27 +196,27 @@ def test_a_server_that_is_none_of_ours_gets_no_batch(
         verbs.add(verb)
         return 200, answer
 
-    with answering(serve) as url:
+    with http_server(serve) as url:
         monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
-        monkeypatch.setenv("OPENAI_API_KEY", "sk-not-to-be-told")
-        told = doctor()
-    assert told_of in told["models"]
-    assert told.results["batches"] == "not_checked"
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-value")
+        run = doctor()
+    assert expected in run["models"]
+    assert run.results["batches"] == "not_checked"
     assert verbs == {"GET"}
-    assert "not-to-be-told" not in told.out
+    assert "secret-value" not in run.out
 
 
 @pytest.mark.parametrize("port", ["abc", "70000"])
-def test_a_url_that_is_none_is_told(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+def test_invalid_url_is_reported(doctor: Doctor, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     monkeypatch.setenv("CLOISTER_BASE_URL", f"http://batch.acme.example:{port}/v1")
     monkeypatch.setenv("CLOISTER_API_KEY", "sk-x")
-    assert "of CLOISTER_BASE_URL is none: it must look like" in doctor()["API"]
+    assert "of CLOISTER_BASE_URL, CLOISTER_API_KEY is invalid: it must look like" in doctor()["API"]
 
 
-def test_with_a_cluster_named_no_server_of_this_machine_is_tried(doctor: Doctor) -> None:
+def test_local_server_is_ignored_if_a_cluster_is_named(doctor: Doctor) -> None:
     Path("cloister-data").mkdir()
     write_client_env(Path("cloister-data/client.env"), Client(base_url="http://127.0.0.1:9/v1", api_key="local"))
     assert "127.0.0.1:9" in doctor("--only", "api")["readiness"]
-    told = doctor("--only", "api", "--context", "factory")
-    assert told.results == {"API": "not_checked"}
-    assert "set CLOISTER_BASE_URL and CLOISTER_API_KEY" in told["API"]
+    run = doctor("--only", "api", "--context", "factory")
+    assert run.results == {"API": "not_checked"}
+    assert "set CLOISTER_BASE_URL and CLOISTER_API_KEY" in run["API"]

@@ -1,4 +1,4 @@
-"""The doctor's batch before a server that is ill: nothing is left, or what is left is named."""
+"""The doctor's batch on a failing server: it leaves nothing, or names what is left."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,15 +7,15 @@ from typing import Any
 import openai
 import pytest
 
-from service.cli.doctor.one_line_batch import one_line_batch
-from service.cli.exits import CommandError
-from tests.integration.doctor.told import answering
+from service.client.exit_codes import CommandError
+from service.doctor.api import OneLineBatch
+from tests.integration.doctor.doctor_run import http_server
 
 CHAT = "/v1/chat/completions"
 
 
 class Server:
-    """Answers as the API, with the next of the statuses of its batch; None is an answer 503."""
+    """An API whose batch has the given statuses, one for each request; None is a 503."""
 
     def __init__(self, *statuses: str | None, cancel: int = 200) -> None:
         self.statuses, self.cancel = list(statuses), cancel
@@ -39,39 +39,41 @@ class Server:
 
 @contextmanager
 def client_of(server: Server) -> Iterator[openai.OpenAI]:
-    with answering(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="sk-x", max_retries=0) as client:
+    with http_server(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="sk-x", max_retries=0) as client:
         yield client
 
 
-def test_an_outage_while_a_batch_runs_ends_nothing() -> None:
+def test_batch_survives_an_outage() -> None:
     server = Server("in_progress", None, None, "completed")
-    with client_of(server) as client, one_line_batch(client, "m", CHAT) as tried:
-        assert tried.run(limit_s=30, quiet=True).status == "completed"
+    with client_of(server) as client, OneLineBatch(client, "m", CHAT) as trial:
+        assert trial.run(time_limit_s=30, quiet=True).status == "completed"
     assert server.deleted == ["file-in", "file-out"]
 
 
-def test_a_batch_that_ends_while_it_is_cancelled_leaves_no_file() -> None:
+def test_batch_that_ends_during_its_cancellation_leaves_no_file() -> None:
     server = Server("in_progress", "in_progress", "completed", cancel=409)
-    with client_of(server) as client, one_line_batch(client, "m", CHAT) as tried:
-        tried.run(limit_s=0, quiet=True)
+    with client_of(server) as client, OneLineBatch(client, "m", CHAT) as trial:
+        trial.run(time_limit_s=0, quiet=True)
     assert server.deleted == ["file-in", "file-out"]
 
 
-def test_a_batch_that_cannot_be_cancelled_is_named() -> None:
+def test_batch_that_cannot_be_cancelled_is_named() -> None:
     server = Server("in_progress", cancel=500)
     with (
         client_of(server) as client,
         pytest.raises(CommandError, match="the batch batch_1 may still run, and the file file-in is left"),
-        one_line_batch(client, "m", CHAT) as tried,
+        OneLineBatch(client, "m", CHAT) as trial,
     ):
-        tried.run(limit_s=0, quiet=True)
+        trial.run(time_limit_s=0, quiet=True)
 
 
 @pytest.mark.parametrize("first", [ValueError("the first error"), KeyboardInterrupt("the first error")])
-def test_the_first_error_is_told_whatever_comes_after(first: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_error_takes_precedence_over_errors_of_the_cleanup(
+    first: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
     def try_batch(client: openai.OpenAI) -> None:
-        with one_line_batch(client, "m", CHAT) as tried:
-            tried.run(limit_s=0, quiet=True)
+        with OneLineBatch(client, "m", CHAT) as trial:
+            trial.run(time_limit_s=0, quiet=True)
             raise first
 
     with client_of(Server("in_progress", cancel=500)) as client, pytest.raises(type(first), match="the first error"):
@@ -79,12 +81,12 @@ def test_the_first_error_is_told_whatever_comes_after(first: BaseException, caps
     assert "the batch batch_1 may still run, and the file file-in is left" in capsys.readouterr().err
 
 
-def test_an_empty_output_is_no_answer() -> None:
+def test_empty_output_has_no_line() -> None:
     server = Server("completed")
     with (
-        answering(lambda verb, path: (200, "") if path.endswith("/content") else server(verb, path)) as url,
+        http_server(lambda verb, path: (200, "") if path.endswith("/content") else server(verb, path)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="sk-x", max_retries=0) as client,
-        one_line_batch(client, "m", CHAT) as tried,
+        OneLineBatch(client, "m", CHAT) as trial,
     ):
-        tried.run(limit_s=0, quiet=True)
-        assert not tried.is_answered
+        trial.run(time_limit_s=0, quiet=True)
+        assert not trial.has_output

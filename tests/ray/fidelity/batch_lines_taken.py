@@ -1,7 +1,7 @@
-"""Prints the custom ids of the lines that vLLM's run_batch can read.
+"""Prints the custom ids of the lines that vLLM's run_batch accepts.
 
-One line that its request model refuses makes run_batch give up the whole file, so those go elsewhere.
-Run as ``python batch_lines_taken.py FILE``; it imports vLLM, which a test process should not.
+If its request model refuses one line, run_batch rejects the whole file, so such lines go to vLLM's HTTP server.
+Run as ``python batch_lines_taken.py FILE``. It imports vLLM, which a test process should not do.
 """
 
 import sys
@@ -16,7 +16,7 @@ def main() -> None:
     for line in Path(sys.argv[1]).read_text().splitlines():
         try:
             request = BatchRequestInput.model_validate_json(line)
-        except Exception:  # noqa: BLE001, S112 - whatever it raises here ends run_batch
+        except Exception:  # noqa: BLE001, S112 - any error here would end run_batch
             continue
         if request.url in SUPPORTED:
             print(request.custom_id)  # noqa: T201 - read by the caller

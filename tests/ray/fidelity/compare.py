@@ -1,14 +1,14 @@
-"""Compares two response bodies. Ids and times may differ, nothing else."""
+"""Compares two response bodies. Only ids and times may differ."""
 
 from collections.abc import Iterator
 from typing import Any
 
-# Made anew for every request, wherever in the body they stand.
+# Different in every response, at any depth of the body.
 VOLATILE_KEYS = frozenset({"id", "created", "request_id"})
 
 
 def differences(expected: Any, actual: Any, path: str = "$") -> Iterator[str]:
-    """Every place where two JSON values differ, as ``path: expected … got …``."""
+    """Yield every place where two JSON values differ, as ``path: expected … got …``."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         for key in sorted(expected.keys() | actual.keys()):
             yield from _member_differences(expected, actual, key, path)

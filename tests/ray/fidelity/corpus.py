@@ -1,8 +1,8 @@
-"""Request lines that cover what a client may write, made deterministically: the same lines on every run.
+"""Request lines that cover what a client may send. They are the same on every run.
 
-Every line is decided: temperature 0, or a seed. Names say what a line is about, so that a difference
-names itself. Lines whose name starts with ``refuse-`` are ones that an OpenAI-compatible server turns down
-or that look as if it should.
+Every line is deterministic: it has temperature 0 or a seed. The name of a line is its subject, so that a difference
+is easy to place. An OpenAI-compatible server refuses the lines whose name starts with ``refuse-``, or looks as if it
+should.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ UNICODE_TEXTS = (
 
 
 def corpus() -> list[Line]:
-    """All lines, in a fixed order. Group them by ``url``: a batch has one endpoint."""
+    """Return all lines in a fixed order. Group them by ``url``: a batch has one endpoint."""
     lines = [
         *_lines(CHAT, GENERATION_MODEL, {"max_tokens": 12, "temperature": 0}, _chat()),
         *_lines(CHAT, GENERATION_MODEL, {}, _refused_chat()),

@@ -1,6 +1,6 @@
-"""vLLM's own answers: its batch runner where that takes the line, its HTTP server for the rest.
+"""vLLM's own answers: from its batch runner for the lines that it accepts, from its HTTP server for the others.
 
-Both are started as the programs that vLLM ships, with the same engine arguments as the job.
+Both run as vLLM ships them, with the same engine arguments as the job.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An HTTP status and the JSON body that came with it."""
+    """An HTTP status and its JSON body."""
 
     status: int
     body: Any
 
 
 def engine_environment() -> dict[str, str]:
-    """The environment of every engine here: offline, quiet, on the CPU."""
+    """Return the environment of an engine: offline, without usage reports, on the CPU."""
     # Without compiled bytecode the imports of vLLM take twice as long.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
@@ -59,7 +59,7 @@ def engine_environment() -> dict[str, str]:
 
 
 def oracle(lines: Sequence[Line], flags: Sequence[str], directory: Path) -> dict[str, Answer]:
-    """vLLM's answer to every line. ``flags`` are the engine arguments as options."""
+    """Return vLLM's answer to every line, by custom id. ``flags`` are the engine arguments as options."""
     directory.mkdir(parents=True, exist_ok=True)
     taken = _taken_by_run_batch(lines, directory)
     by_batch = run_batch([line for line in lines if line["custom_id"] in taken], flags, directory) if taken else {}
@@ -73,7 +73,7 @@ def oracle(lines: Sequence[Line], flags: Sequence[str], directory: Path) -> dict
 def kept_oracle(
     lines: Sequence[Line], flags: Sequence[str], model: Path, kept: Path, directory: Path
 ) -> dict[str, Answer]:
-    """``oracle``, whose answers are kept in a directory: vLLM is asked anew when anything it depends on is new."""
+    """Return the answers of ``oracle`` from a cache directory. A change of model, vLLM, flags or lines renews them."""
     digest = hashlib.sha256((model / "model.safetensors").read_bytes())
     digest.update(json.dumps([VLLM_VERSION, *flags, *lines]).encode())
     path = kept / f"{digest.hexdigest()[:24]}.json"
@@ -85,7 +85,7 @@ def kept_oracle(
 
 
 def run_batch(lines: Sequence[Line], flags: Sequence[str], directory: Path) -> dict[str, Answer]:
-    """The answers of ``vllm.entrypoints.openai.run_batch``."""
+    """Return the answers of ``vllm.entrypoints.openai.run_batch``, by custom id."""
     given, got = directory / "run_batch_in.jsonl", directory / "run_batch_out.jsonl"
     write_lines(given, lines)
     _run(["-m", "vllm.entrypoints.openai.run_batch", "-i", str(given), "-o", str(got), *flags], directory)
@@ -98,13 +98,13 @@ def run_batch(lines: Sequence[Line], flags: Sequence[str], directory: Path) -> d
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Writes JSON lines."""
+    """Write JSON lines."""
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
 @contextmanager
 def http_server(flags: Sequence[str], directory: Path, *, port: int = 0) -> Iterator[str]:
-    """vLLM's OpenAI API server on a Unix socket, or on a port of 127.0.0.1; gives the socket's path."""
+    """Run vLLM's OpenAI API server on a Unix socket, or on a port of 127.0.0.1, and yield the path of the socket."""
     socket_path, log = directory / "api.sock", directory / "api_server.log"
     socket_path.unlink(missing_ok=True)
     place = ["--host", "127.0.0.1", "--port", str(port)] if port else ["--uds", str(socket_path)]
@@ -112,10 +112,10 @@ def http_server(flags: Sequence[str], directory: Path, *, port: int = 0) -> Iter
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=engine_environment(), cwd=directory)
         try:
-            _wait_until_it_listens(process, ("127.0.0.1", port) if port else str(socket_path), log)
+            _wait_until_listening(process, ("127.0.0.1", port) if port else str(socket_path), log)
             yield str(socket_path)
         finally:
-            # vLLM's worker leaves the memory that it shares with the engine core behind when it is ended by a signal.
+            # A signal makes vLLM's worker leave behind the memory that it shares with the engine core.
             family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             left_behind = shared_memory(family)
             process.terminate()
@@ -124,8 +124,8 @@ def http_server(flags: Sequence[str], directory: Path, *, port: int = 0) -> Iter
                 path.unlink(missing_ok=True)
 
 
-def _wait_until_it_listens(process: "subprocess.Popen[bytes]", address: str | tuple[str, int], log: Path) -> None:
-    """Returns when the server accepts connections, which it does once its engine is ready."""
+def _wait_until_listening(process: "subprocess.Popen[bytes]", address: str | tuple[str, int], log: Path) -> None:
+    """Wait until the server accepts connections, which means that its engine is ready."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""Every body that the job commits is vLLM's own, but for ids and times."""
+"""Every body that the job commits equals vLLM's own, except for ids and times."""
 
 import json
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ def _flags(source: Path, model: str, engine_args: Mapping[str, Any]) -> list[str
         (EMBEDDINGS, "demo-embed", EMBEDDING_ARGS),
     ],
 )
-def test_every_body_and_status_is_vllms_own(
+def test_every_body_and_status_equals_vllms(
     make_job: MakeJob, answers: Mapping[str, Answer], endpoint: str, model: str, engine_args: dict[str, Any]
 ) -> None:
     lines = [line for line in corpus() if line["url"] == endpoint]

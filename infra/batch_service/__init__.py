@@ -1,0 +1,1 @@
+"""The batch service of a stack: API, reconciler and migrations."""

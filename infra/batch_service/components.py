@@ -1,0 +1,193 @@
+"""Batch service of a stack: API, reconciler, and the migrations that run before each rollout."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import pulumi
+from pulumi_kubernetes import apps, autoscaling, batch, core, meta, networking, policy
+
+from infra.batch_service.pods import MODELS, ServiceSettings, api_pod, migrations_pod, reconciler_pod
+from infra.kubernetes.naming import StackNames
+from infra.stack_file.sections import IngressSection
+from infra.tenancy.rbac import MIGRATIONS
+from ray_job.contract.cluster import API, API_SERVICE_PORT, JOB_TEMPLATES, RECONCILER
+
+_RECONCILERS: Final = 2  # a leader and a standby
+_CPU_PERCENT: Final = 70
+_MIGRATIONS_S: Final = 1_800
+# The largest file that the API accepts, and its multipart form.
+_MAX_BODY: Final = "210m"
+_UPLOAD_S: Final = "3600"
+
+
+class BatchService(pulumi.ComponentResource):
+    """Deployments of API and reconciler that tolerate the loss of a node, behind one Service.
+
+    Args:
+        name: logical name of the component.
+        settings: settings of its pods.
+        models_yaml: the model catalogue.
+        ray_job_templates: job template of each model, as JSON, by file name.
+        replicas: lowest number of API pods.
+        max_replicas: highest number of API pods.
+        ingress: None for an API inside the cluster only.
+        before_migrations: resources to create before the database is migrated.
+        opts: options of the component.
+
+    Attributes:
+        api_address: base URL for clients: of the ingress, or inside the cluster without one.
+    """
+
+    api_address: str
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        settings: ServiceSettings,
+        models_yaml: str,
+        ray_job_templates: Mapping[str, pulumi.Input[str]],
+        replicas: int,
+        max_replicas: int,
+        ingress: IngressSection | None,
+        before_migrations: Sequence[pulumi.Resource],
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("cloister:batch_service:BatchService", name, None, opts)
+        names = settings.names
+        child = pulumi.ResourceOptions(parent=self)
+        config_maps = [
+            core.v1.ConfigMap(config_map, metadata=_metadata(names, "service", config_map), data=dict(data), opts=child)
+            for config_map, data in (
+                (MODELS, {"models.yaml": models_yaml}),
+                (JOB_TEMPLATES, ray_job_templates),
+            )
+        ]
+        migrations = self._migrations(settings, [*config_maps, *before_migrations])
+        after = [*config_maps, migrations]
+        # The autoscaler changes the number of API pods, so `up` must not reset it.
+        self._deployment(names, API, replicas, api_pod(settings), after=after, ignore_changes=["spec.replicas"])
+        self._deployment(names, RECONCILER, _RECONCILERS, reconciler_pod(settings), after=after)
+        autoscaler: dict[str, Any] = {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": API},
+            "minReplicas": replicas,
+            "maxReplicas": max_replicas,
+            "metrics": [
+                {
+                    "type": "Resource",
+                    "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": _CPU_PERCENT}},
+                }
+            ],
+            # An upload takes minutes, so a pod that has just become idle is kept for a while.
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
+        }
+        autoscaling.v2.HorizontalPodAutoscaler(API, metadata=_metadata(names, API, API), spec=autoscaler, opts=child)
+        service: dict[str, Any] = {
+            "type": "ClusterIP",
+            "selector": names.selector(API),
+            "ports": [{"name": "http", "port": API_SERVICE_PORT, "targetPort": "http", "appProtocol": "http"}],
+        }
+        core.v1.Service(API, metadata=_metadata(names, API, API), spec=service, opts=child)
+        self.api_address = f"http://{API}.{names.service_namespace}.svc:{API_SERVICE_PORT}/v1"
+        if ingress:
+            self.api_address = f"https://{ingress.host}/v1"
+            self._ingress(names, ingress)
+        self.register_outputs({})
+
+    def _ingress(self, names: StackNames, args: IngressSection) -> None:
+        """Create the Ingress, which routes the paths of OpenAI's API only, not probes and metrics.
+
+        Other controllers ignore the annotations for ingress-nginx and cert-manager. Source:
+        https://kubernetes.github.io/ingress-nginx/user-guide/nginx-configuration/annotations/
+        """
+        nginx = {
+            "proxy-body-size": _MAX_BODY,
+            # Uploads stream to the API instead of filling the controller's disk first.
+            "proxy-request-buffering": "off",
+            "proxy-buffering": "off",
+            "proxy-read-timeout": _UPLOAD_S,
+            "proxy-send-timeout": _UPLOAD_S,
+            "force-ssl-redirect": "true",
+        }
+        annotations = {
+            **{f"nginx.ingress.kubernetes.io/{name}": value for name, value in nginx.items()},
+            **({"cert-manager.io/cluster-issuer": args.tls.cluster_issuer} if args.tls.cluster_issuer else {}),
+            # On-premises controllers often write no address into the status, which Pulumi would wait for.
+            "pulumi.com/skipAwait": "true",
+            **args.annotations,
+        }
+        backend = {"service": {"name": API, "port": {"name": "http"}}}
+        path = {"path": "/v1", "pathType": "Prefix", "backend": backend}
+        spec: Any = {
+            "ingressClassName": args.class_name,
+            "tls": [{"hosts": [args.host], "secretName": args.tls.secret_name or "api-tls"}],
+            "rules": [{"host": args.host, "http": {"paths": [path]}}],
+        }
+        metadata = _metadata(names, API, API, annotations)
+        networking.v1.Ingress(API, metadata=metadata, spec=spec, opts=pulumi.ResourceOptions(parent=self))
+
+    def _migrations(self, settings: ServiceSettings, after: Sequence[pulumi.Resource]) -> batch.v1.Job:
+        # A Job is immutable: another image results in another Job, and Pulumi waits until it has succeeded.
+        name = f"{MIGRATIONS}-{settings.image.partition('@sha256:')[2][:12]}"
+        spec: dict[str, Any] = {
+            "backoffLimit": 6,
+            "activeDeadlineSeconds": _MIGRATIONS_S,
+            "template": migrations_pod(settings),
+        }
+        return batch.v1.Job(
+            MIGRATIONS,
+            metadata=_metadata(settings.names, MIGRATIONS, name),
+            spec=spec,
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=list(after),
+                delete_before_replace=True,
+                replace_on_changes=["spec"],
+                custom_timeouts=pulumi.CustomTimeouts(create=f"{_MIGRATIONS_S + 60}s"),
+            ),
+        )
+
+    def _deployment(
+        self,
+        names: StackNames,
+        name: str,
+        replicas: int,
+        template: Mapping[str, Any],
+        *,
+        after: Sequence[pulumi.Resource],
+        ignore_changes: Sequence[str] = (),
+    ) -> None:
+        spec: dict[str, Any] = {
+            "replicas": replicas,
+            "selector": {"matchLabels": names.selector(name)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "progressDeadlineSeconds": 600,
+            "revisionHistoryLimit": 5,
+            "template": template,
+        }
+        apps.v1.Deployment(
+            name,
+            metadata=_metadata(names, name, name),
+            spec=spec,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=list(after), ignore_changes=list(ignore_changes)),
+        )
+        budget: dict[str, Any] = {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": names.selector(name)},
+            # A pod that is not ready serves no requests, so it does not block the drain of a node.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }
+        policy.v1.PodDisruptionBudget(
+            name, metadata=_metadata(names, name, name), spec=budget, opts=pulumi.ResourceOptions(parent=self)
+        )
+
+
+def _metadata(
+    names: StackNames, component: str, name: str, annotations: Mapping[str, str] | None = None
+) -> meta.v1.ObjectMetaArgs:
+    return meta.v1.ObjectMetaArgs(
+        name=name,
+        namespace=names.service_namespace,
+        labels=names.labels(component),
+        annotations=dict(annotations) if annotations else None,
+    )

@@ -1,0 +1,91 @@
+"""Deploy the batch service: derive its settings and the RayJob templates from the stack file."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pulumi
+
+from infra.batch_service.components import BatchService
+from infra.batch_service.pods import ServiceSettings
+from infra.data.database import DatabaseConnection
+from infra.data.object_store import ObjectStoreConnection
+from infra.jobs.pods import RayJobArgs
+from infra.jobs.template import ray_job_templates
+from infra.kubernetes.images import PULL_SECRET
+from infra.kubernetes.pod_spec import digest
+from infra.stack_file.reading import StackConfig
+from ray_job.contract.job_spec import ObjectStoreLocation
+
+
+def deploy_batch_service(
+    config: StackConfig,
+    postgres: DatabaseConnection,
+    store: ObjectStoreConnection,
+    *,
+    placement: Mapping[str, Any],
+    jobs_priority: str,
+    before_migrations: Sequence[pulumi.Resource],
+    opts: pulumi.ResourceOptions,
+) -> BatchService:
+    """Create API, reconciler and migrations.
+
+    Args:
+        config: the stack file.
+        postgres: the database.
+        store: the object store.
+        placement: placement of its pods.
+        jobs_priority: priority class of jobs.
+        before_migrations: resources to create before the database is migrated.
+        opts: options of the component.
+    """
+    file, key = config.file, store.service
+    templates = _ray_job_templates(config, store, jobs_priority)
+    configuration = "\0".join((config.models_yaml, *templates.values(), postgres.ca_pem))
+    settings = ServiceSettings(
+        names=config.names,
+        image=str(file.images.mirrored(file.images.service)),
+        pull_secret=PULL_SECRET if file.images.pull_secret else "",
+        placement=placement,
+        database_url=postgres.url(postgres.owner),
+        job_database_url=postgres.url(postgres.job),
+        job_role=postgres.job.role,
+        has_database_ca=bool(postgres.ca_pem),
+        object_store_url=store.url,
+        max_running_jobs=file.limits.max_running_jobs,
+        retention_days=file.retention_days,
+        workspace_gib=file.workspace_gib,
+        log_level=file.log_level,
+        configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],
+        credentials_digest=digest(postgres.owner.password, key.access_key_id, key.secret_access_key),
+    )
+    return BatchService(
+        "batch-service",
+        settings=settings,
+        models_yaml=config.models_yaml,
+        ray_job_templates=templates,
+        replicas=file.api.replicas,
+        max_replicas=file.api.max_replicas,
+        ingress=file.api.ingress,
+        before_migrations=before_migrations,
+        opts=opts,
+    )
+
+
+def _ray_job_templates(config: StackConfig, store: ObjectStoreConnection, priority_class: str) -> dict[str, str]:
+    file = config.file
+    location = ObjectStoreLocation(
+        kind="s3", bucket=store.bucket, prefix=store.prefix, endpoint_url=store.endpoint_url, region=store.region
+    )
+    args = RayJobArgs(
+        names=config.names,
+        images=file.images.ray,
+        pools=config.pools,
+        weights=file.model_weights,
+        object_store=location,
+        times=file.jobs,
+        has_pull_secret=file.images.pull_secret is not None,
+        priority_class=priority_class,
+        has_database_ca=bool(getattr(file.database, "ca_certificate", None)),
+    )
+    return ray_job_templates(config.catalogue, args)

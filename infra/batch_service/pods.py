@@ -1,0 +1,216 @@
+"""Pod templates of API, reconciler and migrations. Pure: dicts whose values may be Pulumi outputs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pulumi
+
+from infra.data.database import DATABASE_CA
+from infra.kubernetes.naming import StackNames
+from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources
+from infra.tenancy import credentials
+from infra.tenancy.rbac import MIGRATIONS
+from ray_job.contract.cluster import API, API_PORT, JOB_TEMPLATES, RECONCILER, RECONCILER_PORT
+
+MODELS: Final = "models"
+"""ConfigMap with the model catalogue."""
+
+_MODELS_DIRECTORY: Final = "/etc/cloister/models"
+_TEMPLATES_DIRECTORY: Final = "/etc/cloister/ray-jobs"
+_CA_DIRECTORY: Final = "/etc/cloister/database-ca"
+_TMP: Final = "/tmp"  # noqa: S108 - a volume of the pod
+_PRE_STOP_S: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """Settings and placement of API and reconciler.
+
+    Attributes:
+        names: names of the stack.
+        image: image of the service, by digest.
+        pull_secret: name of the pull secret; empty for none.
+        placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName``.
+        database_url: URL of the owner's role, without a password.
+        job_database_url: URL of the jobs' role, without a password.
+        job_role: the jobs' role.
+        has_database_ca: whether the ConfigMap ``database-ca`` exists.
+        object_store_url: ``s3://bucket/prefix?endpoint_url=…&region=…``.
+        max_running_jobs: jobs that run at the same time.
+        retention_days: retention of files and ended batches, in days.
+        workspace_gib: disk of each pod for uploads and for results that are being assembled, in GiB.
+        log_level: lowest level that is logged.
+        configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
+        credentials_digest: digest of everything that the pods read from Secrets.
+    """
+
+    names: StackNames
+    image: str
+    pull_secret: str
+    placement: Mapping[str, Any]
+    database_url: pulumi.Input[str]
+    job_database_url: pulumi.Input[str]
+    job_role: str
+    has_database_ca: bool
+    object_store_url: pulumi.Input[str]
+    max_running_jobs: int
+    retention_days: int
+    workspace_gib: int
+    log_level: str
+    configuration_digest: str
+    credentials_digest: pulumi.Input[str]
+
+
+def api_pod(settings: ServiceSettings) -> dict[str, Any]:
+    """Return the pod template of the API."""
+    environment = {"CLOISTER_PORT": str(API_PORT)}
+    return _server_pod(
+        settings, API, module="service.api", port=API_PORT, environment=environment, cpu="250m", config_maps={}
+    )
+
+
+def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
+    """Return the pod template of the reconciler, whose pods alone have a token of the Kubernetes API."""
+    environment = {
+        "CLOISTER_HEALTH_PORT": str(RECONCILER_PORT),
+        "CLOISTER_LAUNCHER": "kuberay",
+        "CLOISTER_KUBERNETES_NAMESPACE": settings.names.jobs_namespace,
+        "CLOISTER_RAY_JOB_TEMPLATES": _TEMPLATES_DIRECTORY,
+        "CLOISTER_WORKSPACE_GIB": str(settings.workspace_gib),
+    }
+    template = _server_pod(
+        settings,
+        RECONCILER,
+        module="service.reconciler",
+        port=RECONCILER_PORT,
+        environment=environment,
+        # It is idle most of the time. A system node with two CPUs holds the whole service, also during a rollout.
+        cpu="100m",
+        config_maps={JOB_TEMPLATES: _TEMPLATES_DIRECTORY},
+    )
+    template["spec"]["automountServiceAccountToken"] = True
+    return template
+
+
+def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
+    """Return the pod template of the Job that migrates the database schema."""
+    template = _pod(
+        settings,
+        MIGRATIONS,
+        {
+            "command": ["python", "-m", "service.db"],
+            "env": {"CLOISTER_DATABASE_URL": settings.database_url, "CLOISTER_JOB_ROLE": settings.job_role},
+            "resources": resources(cpu="100m", cpu_limit="1", memory="256Mi", ephemeral_storage="256Mi"),
+        },
+        tmp="64Mi",
+        config_maps={},
+        object_store=False,
+    )
+    # Migrations do not depend on the digests: another model must not replace the Job, which all pods wait for.
+    template["metadata"].pop("annotations")
+    template["spec"]["restartPolicy"] = "OnFailure"
+    return template
+
+
+def _server_pod(
+    settings: ServiceSettings,
+    component: str,
+    *,
+    module: str,
+    port: int,
+    environment: Mapping[str, str],
+    cpu: str,
+    config_maps: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the pod template of API or reconciler: a container that answers /healthz and /readyz."""
+    shared: dict[str, pulumi.Input[str]] = {
+        "CLOISTER_DATABASE_URL": settings.database_url,
+        "CLOISTER_JOB_DATABASE_URL": settings.job_database_url,
+        "CLOISTER_OBJECT_STORE": settings.object_store_url,
+        "CLOISTER_MODELS": f"{_MODELS_DIRECTORY}/models.yaml",
+        "CLOISTER_HOST": "0.0.0.0",  # noqa: S104 - the pod's address; network policies limit its clients
+        "CLOISTER_MAX_RUNNING_JOBS": str(settings.max_running_jobs),
+        "CLOISTER_RETENTION_DAYS": str(settings.retention_days),
+        "CLOISTER_LOG_LEVEL": settings.log_level,
+    }
+    live = {"httpGet": {"path": "/healthz", "port": "http"}, "timeoutSeconds": 5}
+    # The server waits up to 5 s for a database connection before it reports a failure.
+    ready = {"httpGet": {"path": "/readyz", "port": "http"}, "timeoutSeconds": 10}
+    # The disk is for the workspace and the container's log.
+    disk = f"{settings.workspace_gib + 1}Gi"
+    container = {
+        "command": ["python", "-m", module],
+        "env": {**shared, **environment},
+        "ports": [{"name": "http", "containerPort": port}],
+        "startupProbe": live | {"periodSeconds": 1, "failureThreshold": 120},
+        "livenessProbe": live | {"periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": ready | {"periodSeconds": 10, "failureThreshold": 3},
+        # A terminating pod still receives requests until every proxy has removed it.
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_PRE_STOP_S)]}}},
+        "resources": resources(cpu=cpu, cpu_limit="2", memory="1Gi", ephemeral_storage=disk),
+    }
+    tmp, maps = f"{settings.workspace_gib}Gi", {MODELS: _MODELS_DIRECTORY, **config_maps}
+    return _pod(settings, component, container, tmp=tmp, config_maps=maps)
+
+
+def _pod(
+    settings: ServiceSettings,
+    component: str,
+    container: Mapping[str, Any],
+    *,
+    tmp: str,
+    config_maps: Mapping[str, str],
+    object_store: bool = True,
+) -> dict[str, Any]:
+    """Return a pod template; ``container`` has the fields in which its container differs, with ``env`` as a mapping."""
+    maps = dict(config_maps) | ({DATABASE_CA: _CA_DIRECTORY} if settings.has_database_ca else {})
+    environment = {"TMPDIR": _TMP, **credentials.ENVIRONMENT, **container["env"]}
+    copy_credentials, credentials_volumes = credentials.pod_fields(settings.image, object_store=object_store)
+    mounts = [
+        {"name": "tmp", "mountPath": _TMP},
+        credentials.VOLUME_MOUNT,
+        *({"name": name, "mountPath": path, "readOnly": True} for name, path in maps.items()),
+    ]
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        # Not DoNotSchedule, so that a cluster with one system node runs both pods.
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": settings.names.selector(component)},
+    }
+    return {
+        "metadata": {
+            "labels": settings.names.labels(component),
+            "annotations": {
+                "cloister.dev/configuration": settings.configuration_digest,
+                "cloister.dev/credentials": settings.credentials_digest,
+            },
+        },
+        "spec": {
+            **settings.placement,
+            "serviceAccountName": component,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 60,
+            **({"imagePullSecrets": [{"name": settings.pull_secret}]} if settings.pull_secret else {}),
+            "securityContext": pod_security_context(),
+            "topologySpreadConstraints": [spread],
+            "initContainers": [copy_credentials],
+            "containers": [
+                {
+                    "name": component,
+                    "image": settings.image,
+                    **container,
+                    "env": [{"name": name, "value": value} for name, value in environment.items()],
+                    "securityContext": container_security_context(),
+                    "volumeMounts": mounts,
+                }
+            ],
+            "volumes": [
+                {"name": "tmp", "emptyDir": {"sizeLimit": tmp}},
+                *credentials_volumes,
+                *({"name": name, "configMap": {"name": name, "defaultMode": 0o444}} for name in maps),
+            ],
+        },
+    }

@@ -1,0 +1,145 @@
+"""Node pools and Ray images: what a pool's nodes have, how a pod requests one, and which versions an image may hold."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ray_job.contract.accelerators import CPU, Accelerator, ImageVariant
+from ray_job.contract.cluster import GPU_RESOURCE, POOL_LABEL
+
+# The taint that GPU nodes of managed clusters have, and that NVIDIA's own DaemonSets tolerate. Nodes with MIG have it
+# too: it does not name the slice.
+GPU_TAINT: Final = {"key": GPU_RESOURCE, "value": "present", "effect": "NoSchedule"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePool:
+    """Nodes of one kind.
+
+    Attributes:
+        name: ``system``, ``cpu`` or the name of an accelerator.
+        accelerator: what engines run on in this pool.
+        nodes: names of the nodes. Where the stack manages nodes, they get the pool's label and the taint of GPU nodes.
+        max_nodes: the most nodes of a pool that an autoscaler fills; 0 for a pool of named nodes.
+        cpus: CPUs of one node that pods can have; 0 where no job runs (``system``).
+        memory_gib: memory of one node that pods can have, in GiB.
+        gpus_per_node: GPUs or MIG slices of one node.
+        gpu_memory_limit_mib: use no more than this of a GPU, in MiB; 0 for all that the accelerator has.
+        max_workers: the most workers of one kind that one job starts in the pool.
+    """
+
+    name: str
+    accelerator: Accelerator = CPU
+    nodes: tuple[str, ...] = ()
+    max_nodes: int = 0
+    cpus: int = 0
+    memory_gib: int = 0
+    gpus_per_node: int = 0
+    gpu_memory_limit_mib: int = 0
+    max_workers: int = 2
+
+    @property
+    def node_count(self) -> int:
+        """The most nodes that exist at the same time."""
+        return self.max_nodes or len(self.nodes)
+
+    @property
+    def memory_mib(self) -> int:
+        """``memory_gib`` in MiB."""
+        return self.memory_gib * 1024
+
+    @property
+    def gpu_memory_mib(self) -> int:
+        """Memory of one GPU that engines can use, in MiB."""
+        return min(self.accelerator.memory_mib, self.gpu_memory_limit_mib or self.accelerator.memory_mib)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of the pool's nodes."""
+        return {POOL_LABEL: self.name}
+
+    @property
+    def taints(self) -> list[dict[str, str]]:
+        """The taints of the pool's nodes. Only pods that request a GPU run on GPU nodes."""
+        return [taint(self.accelerator.resource)] if self.accelerator.resource else []
+
+
+def taint(gpu_resource: str) -> dict[str, str]:
+    """Return the taint of nodes that offer an extended resource."""
+    return dict(GPU_TAINT) if gpu_resource.startswith("nvidia.com/") else {**GPU_TAINT, "key": gpu_resource}
+
+
+def placement(pool: str, *, gpu_resource: str = "") -> dict[str, Any]:
+    """Return ``nodeSelector`` and ``tolerations`` of a pod.
+
+    Args:
+        pool: the name of the pool.
+        gpu_resource: the extended resource that the pod requests; empty for none.
+    """
+    tolerated = [{"key": taint(gpu_resource)["key"], "operator": "Exists", "effect": "NoSchedule"}]
+    return {"nodeSelector": {POOL_LABEL: pool}, "tolerations": tolerated if gpu_resource else []}
+
+
+def gpu_capacity(pools: list[NodePool]) -> dict[str, int]:
+    """Count the GPUs of all pools by extended resource. NVIDIA's whole GPUs are always listed."""
+    capacity = {GPU_RESOURCE: 0}
+    for pool in pools:
+        if pool.gpus_per_node:
+            resource = pool.accelerator.resource
+            capacity[resource] = capacity.get(resource, 0) + pool.gpus_per_node * pool.node_count
+    return capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantVersions:
+    """Versions in the image of a variant, and those that it may have. All nodes of one Ray cluster need the same.
+
+    A range starts with its first version and ends before its second.
+    """
+
+    ray: str
+    vllm: str
+    cuda: str
+    ray_range: tuple[str, str]
+    vllm_range: tuple[str, str]
+
+
+# After 0.19.1 vLLM's wheels have no code for compute capability 7.0; CUDA 13 has none either. Before Ray 2.53 KubeRay's
+# probes run wget, which the image lacks.
+IMAGE_VARIANTS: Final[dict[ImageVariant, VariantVersions]] = {
+    "cpu": VariantVersions(
+        ray="2.60.0",
+        vllm="0.32.0",
+        cuda="",
+        ray_range=("2.60", "3"),
+        vllm_range=("0.32", "1"),
+    ),
+    "v100": VariantVersions(
+        ray="2.55.1",
+        vllm="0.19.1",
+        cuda="12.8",
+        ray_range=("2.53", "2.56"),
+        vllm_range=("0.19", "0.19.2"),
+    ),
+    "cuda13": VariantVersions(
+        ray="2.60.0",
+        vllm="0.29.0",
+        cuda="13.0",
+        ray_range=("2.60", "3"),
+        vllm_range=("0.29", "1"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayImage:
+    """The image of a variant, and what it holds.
+
+    Attributes:
+        reference: the image by digest.
+        ray: the version of Ray.
+        vllm: the version of vLLM.
+    """
+
+    reference: str
+    ray: str
+    vllm: str

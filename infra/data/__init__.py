@@ -1,0 +1,1 @@
+"""The data services of a stack: Postgres and the object store."""

@@ -1,0 +1,1 @@
+"""The RayJob templates of a stack: pods, model weights, deadlines."""

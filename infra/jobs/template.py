@@ -1,0 +1,167 @@
+"""Job template of each model: the RayJob of a batch without its name and job spec. Pure.
+
+Fields: https://github.com/ray-project/kuberay/tree/v1.6.1/ray-operator/apis/ray/v1
+
+KubeRay submits the job itself (``HTTPMode``). In the other modes, ``ray job submit`` runs in another pod or container
+that must be scheduled, pulled and kept alive, and a broken log connection ends the RayJob. In ``HTTPMode`` KubeRay
+stores the submission id before it submits the job, so a repeated request does not start the job twice.
+"""
+
+import json
+from typing import Any, Final
+
+from infra.capacity.job_sizes import (
+    GroupSize,
+    autoscaler_cpu_m,
+    cpu_workers,
+    gpu_workers,
+    head_size,
+    hosts_per_engine,
+)
+from infra.jobs.pods import COMPONENT, RayJobArgs, autoscaler_options, head_pod, worker_pod
+from infra.jobs.weights import PodWeights, pod_weights
+from infra.stack_file.sections import JobsSection
+from ray_job.contract.rayjobs import (
+    FINGERPRINT_ANNOTATION,
+    GROUP,
+    HOSTS_ANNOTATION,
+    MODEL_ANNOTATION,
+    NODE_LIMIT_ANNOTATION,
+    STUCK_LIMIT_ANNOTATION,
+    VERSION,
+    model_fingerprint,
+    template_key,
+)
+from service.model_catalogue import Catalogue, CatalogueModel
+
+ENTRYPOINT: Final = "python -m ray_job"
+# A failed cluster is kept for a moment, so that the launcher can read the reason from its pods.
+_KEEP_FAILED_CLUSTER_S: Final = 60
+
+
+def ray_job_templates(catalogue: Catalogue, args: RayJobArgs) -> dict[str, str]:
+    """Return the content of the ConfigMap ``ray-job-templates``: the JSON of each model's RayJob by file name."""
+    return {
+        template_key(model.id): json.dumps(ray_job_template(model, args), indent=1) + "\n"
+        for model in catalogue.values()
+    }
+
+
+def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
+    """Return the RayJob of one model. The launcher sets its name.
+
+    Raises:
+        KeyError: no pool or image exists for the model's accelerator (``pool_problems`` reports it first).
+    """
+    times = args.times
+    ended: tuple[tuple[dict[str, str], int], ...] = (
+        ({"jobStatus": "SUCCEEDED"}, 0),
+        ({"jobStatus": "FAILED"}, _KEEP_FAILED_CLUSTER_S),
+        ({"jobDeploymentStatus": "Failed"}, _KEEP_FAILED_CLUSTER_S),
+    )
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "RayJob",
+        "metadata": {
+            "name": "named-by-the-launcher",
+            "namespace": args.names.jobs_namespace,
+            "labels": args.names.labels(COMPONENT),
+            "annotations": {
+                MODEL_ANNOTATION: model.id,
+                FINGERPRINT_ANNOTATION: model_fingerprint(model.spec),
+                STUCK_LIMIT_ANNOTATION: str(times.stuck_limit_s),
+            },
+        },
+        "spec": {
+            "submissionMode": "HTTPMode",
+            "entrypoint": ENTRYPOINT,
+            # The service retries a failed job, because it knows which failures are worth a retry.
+            "backoffLimit": 0,
+            # The service ends a batch at the batch's deadline. This limit applies if the service is down.
+            "activeDeadlineSeconds": times.deadline_h * 3_600,
+            "preRunningDeadlineSeconds": times.start_limit_s,
+            # The Ray cluster is deleted when the job ends, the RayJob some time later; both also if the job was never
+            # submitted.
+            "deletionStrategy": {
+                "deletionRules": [
+                    {"policy": policy, "condition": {**condition, "ttlSeconds": ttl_s}}
+                    for condition, cluster_s in ended
+                    for policy, ttl_s in (("DeleteCluster", cluster_s), ("DeleteSelf", times.keep_finished_s))
+                ]
+            },
+            "rayClusterSpec": _cluster(model, args),
+        },
+    }
+
+
+def _cluster(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
+    spec, cpu_pool, times = model.spec, args.pools["cpu"], args.times
+    image = args.images[args.pools[spec.accelerator].accelerator.image_variant]
+
+    def weights(size: GroupSize, *, whole: bool) -> PodWeights:
+        return pod_weights(args.weights, args.object_store, model, image.reference, size, whole=whole)
+
+    has_gpus = spec.num_gpus > 0
+    head = head_size(cpu_pool)
+    workers = cpu_workers(spec, cpu_pool)
+    environment = {}
+    if spec.accelerator == "cpu" and spec.engine != "http":
+        # An engine on CPUs cannot detect its share of the node.
+        environment = {
+            "OMP_NUM_THREADS": str(max(1, workers.cpu_m // 1_000)),
+            "VLLM_CPU_KVCACHE_SPACE": str(max(1, workers.memory_mib // 4 // 1_024)),
+        }
+    cpu_pod = worker_pod(
+        args,
+        image.reference,
+        workers,
+        "cpu",
+        weights=weights(workers, whole=not has_gpus),
+        environment=environment,
+        http_engine=spec.engine == "http",
+    )
+    groups = [_group("cpu", workers, cpu_pod, times)]
+    if has_gpus:
+        gpu_pool = args.pools[spec.accelerator]
+        engines = gpu_workers(spec, gpu_pool)
+        engine_weights = weights(engines, whole=True)
+        gpu_pod = worker_pod(args, image.reference, engines, spec.accelerator, weights=engine_weights)
+        if gpu_pool.nodes:
+            gpu_pod["metadata"]["annotations"][NODE_LIMIT_ANNOTATION] = str(times.start_limit_s)
+        if (hosts := hosts_per_engine(spec, gpu_pool)) > 1:
+            gpu_pod["metadata"]["annotations"][HOSTS_ANNOTATION] = str(hosts)
+        groups.append(_group(spec.accelerator, engines, gpu_pod, times))
+    return {
+        "rayVersion": image.ray,
+        "authOptions": {"mode": "token"},
+        "enableInTreeAutoscaling": True,
+        "autoscalerOptions": autoscaler_options(autoscaler_cpu_m(cpu_pool), times.idle_timeout_s),
+        "headGroupSpec": {
+            "serviceType": "ClusterIP",
+            # KubeRay reads the job's status from the dashboard's port. A network policy denies all other clients.
+            "rayStartParams": {**_start_params(head), "dashboard-host": "0.0.0.0"},  # noqa: S104
+            "template": head_pod(args, image.reference, head, weights(head, whole=False)),
+        },
+        "workerGroupSpecs": groups,
+    }
+
+
+def _group(name: str, size: GroupSize, pod: dict[str, Any], times: JobsSection) -> dict[str, Any]:
+    return {
+        "groupName": name,
+        "replicas": size.min_replicas,
+        "minReplicas": size.min_replicas,
+        "maxReplicas": size.max_replicas,
+        "numOfHosts": 1,
+        "idleTimeoutSeconds": times.idle_timeout_s,
+        "rayStartParams": _start_params(size),
+        "template": pod,
+    }
+
+
+def _start_params(size: GroupSize) -> dict[str, str]:
+    """Return the parameters of ``ray start`` as strings. KubeRay adds memory and GPUs from the container's limits."""
+    return {
+        "num-cpus": str(size.ray_cpus),
+        "object-store-memory": str(size.object_store_mib * 2**20),
+    }

@@ -1,0 +1,1 @@
+"""Rendered manifests without a cluster, and the documentation pages generated from the program."""

@@ -1,1 +1,0 @@
-"""Files that containers run: a ConfigMap brings them there. Nothing here is imported."""

@@ -1,0 +1,1 @@
+"""The platform that a cluster has once: node labels, NVIDIA's device plugin, KubeRay's operator."""

@@ -1,0 +1,125 @@
+"""KubeRay's operator, installed with its own Helm chart from the repository that the stack file names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pulumi
+from pulumi_kubernetes import helm
+
+from infra.kubernetes.images import PULL_SECRET, ImageReference
+from infra.kubernetes.naming import StackNames
+from infra.kubernetes.pod_spec import container_security_context, resources
+from infra.shared_platform.namespace import platform_namespace
+from infra.tenancy.network import DNS_PORT, RAY_DASHBOARD_PORT
+
+CHART: Final = "kuberay-operator"
+COMPONENT: Final = "kuberay"
+# The operator reconciles each running job every three seconds; one at a time is too slow for a hundred jobs.
+_CONCURRENCY: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeRayArgs:
+    """Chart and placement of the operator. Exactly one stack of a cluster installs it.
+
+    Attributes:
+        names: names of the stack.
+        repository: repository of the chart, ``https://…`` or ``oci://…``.
+        version: version of the chart.
+        namespace: namespace of the operator; the component creates it.
+        image: image of the operator.
+        placement: ``nodeSelector`` and ``tolerations``.
+        kubernetes_api: networks of the cluster's API server.
+        kubernetes_api_port: port of the API server in these networks.
+        dns_namespace: namespace of the cluster's DNS.
+        dns_networks: addresses of a DNS cache that is not a pod.
+        docker_config: content of the pull secret; None if the registry requires no login.
+    """
+
+    names: StackNames
+    repository: str
+    version: str
+    namespace: str
+    image: ImageReference
+    placement: Mapping[str, Any]
+    kubernetes_api: tuple[str, ...]
+    kubernetes_api_port: int = 6443
+    dns_namespace: str = "kube-system"
+    dns_networks: tuple[str, ...] = ()
+    docker_config: pulumi.Input[str] | None = None
+
+
+def operator_values(args: KubeRayArgs) -> dict[str, Any]:
+    """Return the chart's values.
+
+    Source: https://github.com/ray-project/kuberay/blob/v1.6.1/helm-chart/kuberay-operator/values.yaml
+    """
+    algorithm, _, digest = args.image.digest.partition(":")
+    owner = {name: value for name, value in args.names.labels(COMPONENT).items() if name.startswith("cloister.dev/")}
+    return {
+        # The chart joins repository and tag with a colon. Split after the algorithm, the result is a digest reference.
+        "image": {"repository": f"{args.image.registry}/{args.image.name}@{algorithm}", "tag": digest},
+        **({"imagePullSecrets": [{"name": PULL_SECRET}]} if args.docker_config is not None else {}),
+        "labels": owner,
+        "nodeSelector": dict(args.placement.get("nodeSelector", {})),
+        "tolerations": list(args.placement.get("tolerations", [])),
+        "resources": resources(cpu="500m", memory="1Gi", ephemeral_storage="256Mi"),
+        "podSecurityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": container_security_context(),
+        "leaderElectionEnabled": True,
+        "reconcileConcurrency": _CONCURRENCY,
+        "featureGates": [
+            {"name": "RayClusterStatusConditions", "enabled": True},
+            # Without this gate no RayJob and no Ray cluster is ever deleted.
+            {"name": "RayJobDeletionPolicy", "enabled": True},
+        ],
+    }
+
+
+def operator_egress(args: KubeRayArgs) -> list[dict[str, Any]]:
+    """Return the operator's egress rules: API server, DNS, and the dashboards of Ray heads in all namespaces."""
+    heads = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"ray.io/node-type": "head"}}}
+    dns = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": args.dns_namespace}}}
+    caches = [{"ipBlock": {"cidr": cidr}} for cidr in args.dns_networks]
+    return [
+        {
+            "to": [{"ipBlock": {"cidr": cidr}} for cidr in args.kubernetes_api],
+            "ports": [{"port": args.kubernetes_api_port, "protocol": "TCP"}],
+        },
+        {"to": [heads], "ports": [{"port": RAY_DASHBOARD_PORT, "protocol": "TCP"}]},
+        {"to": [dns, *caches], "ports": [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]},
+    ]
+
+
+class KubeRay(pulumi.ComponentResource):
+    """The operator's namespace and its chart, including the custom resource definitions."""
+
+    resources: tuple[pulumi.Resource, ...]
+
+    def __init__(self, name: str, args: KubeRayArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("cloister:kuberay:KubeRay", name, None, opts)
+        namespace = platform_namespace(
+            args.namespace,
+            names=args.names,
+            component=COMPONENT,
+            profile="restricted",
+            docker_config=args.docker_config,
+            egress=operator_egress(args),
+            parent=self,
+        )
+        # A chart is below the path of an OCI registry, or has a name in a chart repository.
+        source: dict[str, Any] = {"chart": CHART, "repository_opts": {"repo": args.repository}}
+        if args.repository.startswith("oci://"):
+            source = {"chart": f"{args.repository.rstrip('/')}/{CHART}"}
+        chart = helm.v4.Chart(
+            CHART,
+            **source,
+            name=CHART,
+            version=args.version,
+            namespace=args.namespace,
+            values=operator_values(args),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=namespace),
+        )
+        self.resources = (*namespace, chart)
+        self.register_outputs({})

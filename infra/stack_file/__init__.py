@@ -1,0 +1,1 @@
+"""The stack file: its sections, its rules, and one parse into types."""

@@ -1,0 +1,79 @@
+"""Rules between a stack file and the others of the same directory that name the same cluster.
+
+Neighbours are compared as they are written, right or wrong: only a few of their keys matter here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+Values = Mapping[str, Any]
+
+_ONCE: Final = (
+    ("node_pools.manage_nodes", "manages the nodes", True, True),
+    ("kuberay.install", "installs KubeRay", "helm", "helm"),
+    ("device_plugin.install", "installs the device plugin", True, False),
+)
+"""Key, meaning of the value that only one stack of a cluster may have, that value, default."""
+
+
+def neighbour_problems(values: Values, neighbours: Mapping[str, Values]) -> Iterator[str]:
+    """Yield what a stack shares with another one of its cluster, as ``key: what is wrong; what to do``.
+
+    Args:
+        values: the stack file, by key without the project.
+        neighbours: the other stack files by stack.
+    """
+    context = _at(values, "kubernetes.context")
+    for stack, other in sorted(neighbours.items()):
+        if context is None or _at(other, "kubernetes.context") != context:
+            continue
+        if all(_at(values, key) == _at(other, key) for key in ("customer", "environment")):
+            yield f"customer: Pulumi.{stack}.yaml has the same customer and environment; each stack needs its own"
+        host = _at(values, "api.ingress.host")
+        if host is not None and host == _at(other, "api.ingress.host"):
+            yield f"api.ingress.host: Pulumi.{stack}.yaml has {host} too; each stack needs its own"
+        for key, meaning, exclusive, default in _ONCE:
+            if _at(values, key, default) == exclusive == _at(other, key, default):
+                otherwise = "none" if exclusive == "helm" else "false"
+                yield f"{key}: Pulumi.{stack}.yaml {meaning} already; set {otherwise} in one of the two"
+        bucket, prefix = _bucket(values)
+        other_bucket, other_prefix = _bucket(other)
+        if bucket and bucket == other_bucket and (prefix.startswith(other_prefix) or other_prefix.startswith(prefix)):
+            yield f"object_store.prefix: overlaps with that of Pulumi.{stack}.yaml; each stack needs its own"
+        key = _at(values, "object_store.access_key_id")
+        if key is not None and key == _at(other, "object_store.access_key_id"):
+            yield f"object_store.access_key_id: Pulumi.{stack}.yaml has it too; each stack needs its own key"
+        server, database, roles = _database(values)
+        other_server, other_database, other_roles = _database(other)
+        if not server or server != other_server:
+            continue
+        if database == other_database:
+            yield f"database.url: is the database of Pulumi.{stack}.yaml; each stack needs its own"
+        if shared := roles & other_roles:
+            yield f"database.url: shares the role {', '.join(sorted(shared))} with Pulumi.{stack}.yaml; use two others"
+
+
+def _bucket(values: Values) -> tuple[tuple[Any, Any] | None, str]:
+    """Return the bucket and the stack's prefix in it; None for the bundled store."""
+    bucket = _at(values, "object_store.bucket")
+    prefix = _at(values, "object_store.prefix") or f"{_at(values, 'customer')}/{_at(values, 'environment')}"
+    return (_at(values, "object_store.endpoint_url"), bucket) if bucket else None, f"{str(prefix).strip('/')}/"
+
+
+def _database(values: Values) -> tuple[str, str, set[str]]:
+    """Return server, database and roles of an external database; empty for another one."""
+    url = _at(values, "database.url")
+    if not isinstance(url, str):
+        return "", "", set()
+    parts = urlsplit(url)
+    server = f"{parts.hostname}:{parts.port or 5432}"
+    return server, parts.path, {str(parts.username), str(_at(values, "database.job_role"))}
+
+
+def _at(values: Any, path: str, default: Any = None) -> Any:
+    for key in path.split("."):
+        if not isinstance(values, Mapping) or key not in values:
+            return default
+        values = values[key]
+    return values

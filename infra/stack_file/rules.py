@@ -1,0 +1,200 @@
+"""Rules between the sections of a stack file.
+
+A function covers one topic and skips what it cannot judge because a section is missing or wrong. A problem is one line:
+``key: what is wrong; what to do``.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, urlsplit
+
+from infra.capacity.job_sizes import (
+    AUTOSCALER_MIB,
+    autoscaler_cpu_m,
+    cpu_workers,
+    gpu_workers,
+    head_size,
+    hosts_per_engine,
+)
+from infra.capacity.model_fit import image_problems, pool_problems
+from infra.capacity.pools import NodePool, gpu_capacity
+from infra.stack_file.sections import (
+    ApiSection,
+    BundledDatabaseSection,
+    BundledObjectStoreSection,
+    CloudNativePgSection,
+    ExternalDatabaseSection,
+    ImageWeightsSection,
+    LimitsSection,
+)
+from ray_job.contract.accelerators import Accelerator
+from ray_job.contract.cluster import MIN_KUBERAY
+from service.model_catalogue import CatalogueModel
+
+if TYPE_CHECKING:
+    from infra.stack_file.cluster_sections import DevicePluginSection, ImagesSection, KubeRaySection, NetworkSection
+
+Sections = Mapping[str, Any]
+Models = Mapping[int, CatalogueModel]
+Problems = Iterator[str]
+
+_TLS_MODES: Final = ("require", "verify-ca", "verify-full")
+
+
+def section_problems(sections: Sections, models: Models, accelerators: Mapping[str, Accelerator]) -> Problems:
+    """Yield everything that contradicts something else.
+
+    Args:
+        sections: the valid sections by key.
+        models: the valid models by their index in the file.
+        accelerators: the known accelerators by name.
+    """
+    section = sections.get("node_pools")
+    pools: dict[str, NodePool] = section.pools(accelerators) if section else {}
+    yield from image_rules(sections)
+    yield from pool_rules(sections, models, pools, accelerators)
+    if pools:
+        yield from limit_rules(sections, models, pools)
+    yield from data_rules(sections)
+    api: ApiSection | None = sections.get("api")
+    if api and api.max_replicas < api.replicas:
+        yield f"api.max_replicas: must be at least api.replicas, which is {api.replicas}, not {api.max_replicas}"
+    if api and api.ingress and bool(api.ingress.tls.secret_name) == bool(api.ingress.tls.cluster_issuer):
+        yield "api.ingress.tls: must have one of secret_name and cluster_issuer"
+    kuberay: KubeRaySection | None = sections.get("kuberay")
+    network: NetworkSection | None = sections.get("network")
+    if kuberay and kuberay.install == "helm":
+        version = tuple(int(part) for part in kuberay.chart.version.split(".") if part.isdecimal())
+        if version < MIN_KUBERAY:
+            least = ".".join(map(str, MIN_KUBERAY))
+            yield f"kuberay.chart.version: must be at least {least}.0, not {kuberay.chart.version!r}"
+    if kuberay and network and kuberay.namespace == network.dns_namespace:
+        yield f"kuberay.namespace: {kuberay.namespace} belongs to the cluster; use another one for the operator"
+
+
+def image_rules(sections: Sections) -> Problems:
+    """Check that images exist for the components that need them, with versions that their variants run."""
+    images: ImagesSection | None = sections.get("images")
+    if images is None:
+        return
+    database, store = sections.get("database"), sections.get("object_store")
+    kuberay: KubeRaySection | None = sections.get("kuberay")
+    plugin: DevicePluginSection | None = sections.get("device_plugin")
+    needed = {
+        "postgres": isinstance(database, BundledDatabaseSection | CloudNativePgSection)
+        and f"database.kind is {database.kind}",
+        "versitygw": isinstance(store, BundledObjectStoreSection) and "object_store.kind is bundled",
+        "kuberay_operator": kuberay and kuberay.install == "helm" and "kuberay.install is helm",
+        "device_plugin": plugin and plugin.install and "device_plugin.install is true",
+    }
+    for name, reason in needed.items():
+        if reason and getattr(images, name) is None:
+            yield f"images.{name}: is required because {reason}"
+    yield from image_problems(images.ray)
+
+
+def pool_rules(
+    sections: Sections, models: Models, pools: Mapping[str, NodePool], accelerators: Mapping[str, Accelerator]
+) -> Problems:
+    """Check that each model has a pool, an image, room and a way to its endpoint, and each node one pool."""
+    images: ImagesSection | None = sections.get("images")
+    network: NetworkSection | None = sections.get("network")
+    usable = ", ".join(name for name in pools if name != "system")
+    for index, model in models.items():
+        accelerator = model.spec.accelerator
+        if pools and accelerator not in pools:
+            yield (
+                f"models[{index}].accelerator: {model.id} needs node_pools.{accelerator}, which is missing; "
+                f"add that pool, or use one of {usable}"
+            )
+        variant = accelerators[accelerator].image_variant
+        if images and variant not in images.ray:
+            yield f"images.ray_{variant}: is required because models[{index}].accelerator is {accelerator}"
+        if network and model.spec.engine == "http" and not network.endpoint_networks:
+            yield f"network.endpoint_networks: is required because models[{index}].engine is http"
+    weights = sections.get("model_weights")
+    if pools and weights:
+        yield from pool_problems(models, pools, weights_are_mounted=not isinstance(weights, ImageWeightsSection))
+    seen: dict[str, str] = {}
+    for name, pool in pools.items():
+        if bool(pool.nodes) == bool(pool.max_nodes):
+            yield (
+                f"node_pools.{name}.nodes: set either nodes or max_nodes: the names of existing nodes, or the most "
+                "that an autoscaler creates"
+            )
+        for node in pool.nodes:
+            if node in seen:
+                yield f"node_pools.{name}.nodes: {node} is in node_pools.{seen[node]} too; a node belongs to one pool"
+            seen.setdefault(node, name)
+    plugin: DevicePluginSection | None = sections.get("device_plugin")
+    if pools and plugin and plugin.install and not any(pool.gpus_per_node for pool in pools.values()):
+        yield "device_plugin.install: the stack has no GPU pool; add one below node_pools, or set false"
+
+
+def limit_rules(sections: Sections, models: Models, pools: Mapping[str, NodePool]) -> Problems:
+    """Check that limits are within the pools, and that one job of each model fits below them."""
+    limits: LimitsSection | None = sections.get("limits")
+    if limits is None:
+        return
+    job_pools = [pool for pool in pools.values() if pool.name != "system"]
+    available = {
+        "job_cpus": sum(pool.node_count * pool.cpus for pool in job_pools),
+        "job_memory_gib": sum(pool.node_count * pool.memory_gib for pool in job_pools),
+        "job_gpus": max(gpu_capacity(job_pools).values()),
+    }
+    # What a head with its autoscaler, one CPU worker and one engine take, in whole CPUs, GiB and GPUs.
+    smallest: dict[int, dict[str, int]] = {}
+    cpu_pool = pools["cpu"]
+    for index, model in models.items():
+        spec, pool = model.spec, pools.get(model.spec.accelerator)
+        if pool is None:
+            continue
+        head, stages = head_size(cpu_pool), cpu_workers(spec, cpu_pool)
+        cpu_m = head.cpu_m + autoscaler_cpu_m(cpu_pool) + stages.cpu_m
+        memory_mib = head.memory_mib + AUTOSCALER_MIB + stages.memory_mib
+        if spec.num_gpus:
+            engine, pods = gpu_workers(spec, pool), hosts_per_engine(spec, pool)
+            cpu_m += pods * engine.cpu_m
+            memory_mib += pods * engine.memory_mib
+        smallest[index] = {
+            "job_cpus": math.ceil(cpu_m / 1_000),
+            "job_memory_gib": math.ceil(memory_mib / 1_024),
+            "job_gpus": spec.num_gpus,
+        }
+    for name, most in available.items():
+        limit: int | None = getattr(limits, name)
+        if limit is None:
+            continue
+        if limit > most:
+            yield f"limits.{name}: must be at most {most}, which is what the stack's pools have, not {limit}"
+        # The pods of a job that is larger than the quota would be refused for ever.
+        least, index = max(((job[name], index) for index, job in smallest.items()), default=(0, 0))
+        if limit < least:
+            yield (
+                f"limits.{name}: must be at least {least}, which is what a job of models[{index}] takes with one "
+                f"engine, not {limit}"
+            )
+
+
+def data_rules(sections: Sections) -> Problems:
+    """Check the database against TLS, roles and the place of its backups."""
+    database, store = sections.get("database"), sections.get("object_store")
+    if isinstance(database, CloudNativePgSection):
+        for name in ("backup", "recovery"):
+            if getattr(database, name) and isinstance(store, BundledObjectStoreSection):
+                yield (
+                    f"database.{name}: needs object_store.kind s3: the bundled object store is lost with the same "
+                    "cluster; name an S3 bucket, or leave this out"
+                )
+        if database.recovery and not database.backup:
+            yield "database.recovery: reads from the backups' location; add database.backup"
+    if isinstance(database, ExternalDatabaseSection):
+        url = urlsplit(database.url)
+        mode = dict(parse_qsl(url.query)).get("sslmode", "")
+        if mode not in _TLS_MODES:
+            yield f"database.url: must end in ?sslmode= and {' or '.join(_TLS_MODES)}: passwords cross a network"
+        elif mode.startswith("verify") and not database.ca_certificate:
+            yield f"database.ca_certificate: is required with sslmode={mode}: the certificate of the server's authority"
+        if url.username == database.job_role:
+            yield "database.job_role: must be another role than that of database.url, which owns the tables"

@@ -1,0 +1,127 @@
+"""Keys of a stack file that are Pulumi secrets, and what can be wrong with them."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from infra.stack_file.sections import PROJECT, BundledObjectStoreSection, S3ObjectStoreSection
+from service.model_catalogue import ModelEntry
+
+if TYPE_CHECKING:
+    from infra.stack_file.cluster_sections import ImagesSection, KubernetesSection
+
+_MULTILINE: Final = frozenset({"kubeconfig"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretKey:
+    """A key that Pulumi encrypts in the stack file and in the state.
+
+    Attributes:
+        name: the key, without the project.
+        meaning: what it holds.
+        needed: when it is required.
+        example: a command that prints a value, or a file that holds one.
+    """
+
+    name: str
+    meaning: str
+    needed: str
+    example: str = "$(openssl rand -hex 24)"
+
+    @property
+    def command(self) -> str:
+        """The command that sets it."""
+        return f'pulumi config set --secret {PROJECT}:{self.name} "{self.example}"'
+
+
+_KEYS: Final = (
+    SecretKey(
+        name="database_owner_password", meaning="password of the database role that the service uses", needed="always"
+    ),
+    SecretKey(name="database_job_password", meaning="password of the database role of jobs", needed="always"),
+    SecretKey(
+        name="object_store_secret_access_key",
+        meaning="secret half of the object store's key; the bundled store is created with it",
+        needed="always",
+    ),
+    SecretKey(
+        name="object_store_job_secret_access_key",
+        meaning="secret half of the key of jobs",
+        needed="with `object_store.job_access_key_id`",
+    ),
+    SecretKey(
+        name="registry_password",
+        meaning="password of `images.pull_secret.username`",
+        needed="with `images.pull_secret`",
+        example="$(cat registry-password)",
+    ),
+    SecretKey(
+        name="http_engine_api_key",
+        meaning="API key of the endpoints of models in the http engine",
+        needed="if those endpoints require a key",
+        example="$(cat endpoint-key)",
+    ),
+    SecretKey(
+        name="kubeconfig",
+        meaning="the kubeconfig itself, if its file is not on the machine that runs `pulumi up`",
+        needed="never; replaces `kubernetes.kubeconfig`",
+        example="$(cat kubeconfig)",
+    ),
+)
+SECRET_KEYS: Final[Mapping[str, SecretKey]] = {secret.name: secret for secret in _KEYS}
+
+
+def secret_problems(
+    secrets: Mapping[str, str],
+    *,
+    encrypted: Collection[str],
+    sections: Mapping[str, Any],
+    models: Mapping[int, ModelEntry] | None,
+) -> Iterator[str]:
+    """Yield what is wrong with the secrets, as ``key: what is wrong; what to do``. No message repeats a value.
+
+    Args:
+        secrets: the values of secret keys.
+        encrypted: the keys that Pulumi keeps as secrets.
+        sections: the valid sections by key.
+        models: the models by index; None if one of them is wrong.
+    """
+    for name, value in secrets.items():
+        command = SECRET_KEYS[name].command
+        if name not in encrypted:
+            yield f"{name}: is in the stack file in plain text; create a new one and set it with `{command}`"
+        elif not value.strip():
+            yield f"{name}: is empty; set it with `{command}`"
+        if name not in _MULTILINE and not value.isprintable():
+            yield f"{name}: has a line break or another control character; set it with `{command}`"
+    for secret in SECRET_KEYS.values():
+        if secret.needed == "always" and secret.name not in secrets:
+            yield f"{secret.name}: is required: {secret.meaning}; set it with `{secret.command}`"
+    images: ImagesSection | None = sections.get("images")
+    store = sections.get("object_store")
+    owners: list[tuple[str, str, bool]] = []
+    if images:
+        owners.append(("registry_password", "images.pull_secret", images.pull_secret is not None))
+    if store:
+        has_job_key = isinstance(store, S3ObjectStoreSection) and store.job_access_key_id is not None
+        owners.append(("object_store_job_secret_access_key", "object_store.job_access_key_id", has_job_key))
+    for name, owner, needed in owners:
+        if needed and name not in secrets:
+            yield f"{name}: is required because of {owner}; set it with `{SECRET_KEYS[name].command}`"
+        if not needed and name in secrets:
+            yield f"{name}: belongs to {owner}, which is missing; add it or remove the secret"
+    key = secrets.get("object_store_secret_access_key", "")
+    if isinstance(store, BundledObjectStoreSection) and not re.fullmatch(r"[A-Za-z0-9-]*", key.strip()):
+        command = SECRET_KEYS["object_store_secret_access_key"].command
+        yield (
+            "object_store_secret_access_key: the bundled object store accepts letters, digits and hyphens only; set it "
+            f"with `{command}`"
+        )
+    kubernetes: KubernetesSection | None = sections.get("kubernetes")
+    if kubernetes and kubernetes.kubeconfig and "kubeconfig" in secrets:
+        yield "kubernetes.kubeconfig: the secret kubeconfig is set too; keep one of the two"
+    uses_http = models is None or any(model.engine == "http" for model in models.values())
+    if "http_engine_api_key" in secrets and not uses_http:
+        yield "http_engine_api_key: no model is in the http engine; remove the secret or add the model"

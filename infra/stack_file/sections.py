@@ -1,0 +1,286 @@
+"""The sections of a stack file: types, defaults, meaning and example of every key.
+
+``reading`` validates a stack file with them, ``infra.rendering.configuration_page`` generates docs/configuration.md.
+"""
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from infra.stack_file.cluster_sections import (
+    DevicePluginSection,
+    ImagesSection,
+    KubeRaySection,
+    KubernetesSection,
+    NetworkSection,
+    NodePoolsSection,
+)
+from infra.stack_file.values import (
+    Cidrs,
+    ClusterName,
+    CronSchedule,
+    Customer,
+    DnsLabel,
+    Environment,
+    HostName,
+    Moment,
+    PostgresUrl,
+    WebUrl,
+)
+from ray_job.contract.cluster import MIN_POSTGRES
+from service.config_sections import Section, key
+from service.model_catalogue import AcceleratorSection, Count, ModelEntry
+
+PROJECT: Final = "cloister"
+"""The Pulumi project: the namespace of the keys in a stack file."""
+
+
+class VolumeSection(Section):
+    """A persistent volume. It remains when the stack is destroyed."""
+
+    size_gib: Count = key("capacity", 100, unit="GiB")
+    storage_class: str | None = key("the storage class; without it the cluster's default", "fast-ssd", default=None)
+
+
+class BundledDatabaseSection(Section):
+    """One Postgres on a volume, without backups: for development."""
+
+    kind: Literal["bundled"] = key("bundled", "bundled")
+    volume: VolumeSection = key("see below", {}, default=VolumeSection(size_gib=20))
+
+
+class BackupSection(Section):
+    """Base backups and the write-ahead log in the stack's object store; needs CloudNativePG's Barman Cloud plugin."""
+
+    schedule: CronSchedule = key(
+        "start of a base backup, a cron schedule of six fields, from seconds to weekday",
+        "0 30 2 * * *",
+        default="0 0 3 * * *",
+    )
+    retention_days: Count = key("how far back a recovery can reach", 30, default=14, unit="days")
+
+
+class RecoverySection(Section):
+    """Start from a backup instead of an empty database."""
+
+    from_server: ClusterName = key("the name under which the backups were written", "database")
+    until: Moment | None = key(
+        "the moment to go back to, RFC 3339; without it the latest one", "2030-01-31T12:00:00Z", default=None
+    )
+
+
+class CloudNativePgSection(Section):
+    """Postgres managed by CloudNativePG, whose operator the cluster must already run."""
+
+    kind: Literal["cloudnative_pg"] = key("cloudnative_pg", "cloudnative_pg")
+    postgres_version: Annotated[int, Field(ge=MIN_POSTGRES)] = key(
+        "major version in `images.postgres`, one of CloudNativePG's operand images", 18, default=18
+    )
+    instances: Count = key("one primary and its replicas", 3, default=3, unit="pods")
+    volume: VolumeSection = key("of each instance", {}, default=VolumeSection(size_gib=50))
+    operator_namespace: DnsLabel = key("namespace of the operator", "cnpg-system", default="cnpg-system")
+    backup: BackupSection | None = key("see below; without it the database has no backups", {}, default=None)
+    recovery: RecoverySection | None = key("see below", {}, default=None)
+
+
+class ExternalDatabaseSection(Section):
+    """The customer's own Postgres, 15 or newer. The database and both roles must exist."""
+
+    kind: Literal["external"] = key("external", "external")
+    url: PostgresUrl = key(
+        "role, host, port, database and TLS, without a password",
+        "postgresql://cloister_acme_prod@db.acme.example:5432/cloister_acme_prod?sslmode=verify-full",
+    )
+    job_role: str = key("the role of jobs, which may execute one function", "cloister_acme_prod_job")
+    networks: Cidrs = key("addresses of the database; pods reach it only there", ["10.20.0.0/24"])
+    ca_certificate: str | None = key(
+        "certificate of the authority that signed the server's certificate, PEM; `sslmode=verify-ca` and "
+        "`verify-full` need it",
+        "-----BEGIN CERTIFICATE-----…",
+        default=None,
+    )
+
+
+DatabaseSection = Annotated[
+    BundledDatabaseSection | CloudNativePgSection | ExternalDatabaseSection, Field(discriminator="kind")
+]
+
+
+class BundledObjectStoreSection(Section):
+    """versitygw, an S3 server, on one volume."""
+
+    kind: Literal["bundled"] = key("bundled", "bundled")
+    volume: VolumeSection = key("see below", {}, default=VolumeSection(size_gib=100))
+
+
+class S3ObjectStoreSection(Section):
+    """The customer's own S3. Its secret key is the secret `object_store_secret_access_key`."""
+
+    kind: Literal["s3"] = key("s3", "s3")
+    bucket: str = key("the bucket, which must exist", "acme-llm-batch")
+    prefix: str | None = key(
+        "prefix of the stack's objects; without it `customer/environment`", "cloister/prod", default=None
+    )
+    endpoint_url: WebUrl = key("URL of the S3 server", "https://s3.acme.example")
+    region: str = key("the region that signatures name", "eu-central-1", default="us-east-1")
+    access_key_id: str = key("public half of the key, which can reach this prefix only", "CLOISTERACMEPROD")
+    job_access_key_id: str | None = key(
+        "another key for jobs, with fewer rights (docs/how-to/deploy.md); its secret half is the secret "
+        "`object_store_job_secret_access_key`",
+        "CLOISTERACMEPRODJOBS",
+        default=None,
+    )
+    networks: Cidrs = key("addresses of the S3 server; pods reach it only there", ["10.30.0.10/32"])
+
+
+ObjectStoreSection = Annotated[BundledObjectStoreSection | S3ObjectStoreSection, Field(discriminator="kind")]
+
+
+class ImageWeightsSection(Section):
+    """Each model's `source` is a directory in its Ray image."""
+
+    kind: Literal["image"] = key("image", "image")
+
+
+class VolumeWeightsSection(Section):
+    """A volume with the models' directories, mounted read-only at /models of every worker."""
+
+    kind: Literal["volume"] = key("volume", "volume")
+    claim: DnsLabel = key(
+        "the persistent volume claim in the jobs' namespace, readable by many nodes (ReadOnlyMany)", "model-weights"
+    )
+
+
+class ObjectStoreWeightsSection(Section):
+    """The stack's object store holds the models' directories. Each worker copies its model to /models at start."""
+
+    kind: Literal["object_store"] = key("object_store", "object_store")
+    prefix: str = key("prefix of the models in the stack's bucket", "models", default="models")
+    cache_gib: Count = key("disk of a worker's node for a model without `weights_gib`", 200, default=100, unit="GiB")
+
+
+ModelWeightsSection = Annotated[
+    ImageWeightsSection | VolumeWeightsSection | ObjectStoreWeightsSection, Field(discriminator="kind")
+]
+
+
+class TlsSection(Section):
+    """Source of the certificate: one of the two keys."""
+
+    secret_name: DnsLabel | None = key(
+        "a Secret of type kubernetes.io/tls in the service's namespace", "batch-tls", default=None
+    )
+    cluster_issuer: str | None = key("a ClusterIssuer of cert-manager", "acme-ca", default=None)
+
+
+class IngressSection(Section):
+    """Access for clients outside of the cluster, always by TLS."""
+
+    host: HostName = key("host name of the API", "batch.acme.example")
+    class_name: str = key("the ingress class", "nginx", default="nginx")
+    annotations: dict[str, str] = key(
+        "settings for a controller other than ingress-nginx: allow bodies of 210 MB and answers that take minutes",
+        {"example.com/max-body": "210m"},
+        default={},
+    )
+    controller_namespace: DnsLabel = key(
+        "namespace of the ingress controller, from which requests come", "ingress-nginx", default="ingress-nginx"
+    )
+    tls: TlsSection = key("see below", {"cluster_issuer": "acme-ca"})
+
+
+class ApiSection(Section):
+    """The HTTP API."""
+
+    replicas: Annotated[int, Field(ge=2)] = key("pods at rest, spread over the nodes", 3, default=2, unit="pods")
+    max_replicas: Annotated[int, Field(ge=2)] = key("the most pods under load", 8, default=4, unit="pods")
+    ingress: IngressSection | None = key(
+        "see below; without it only clients inside the cluster can reach the API", {}, default=None
+    )
+    client_namespaces: list[DnsLabel] = key(
+        "namespaces whose pods may call the API inside the cluster", ["acme-etl"], default=[]
+    )
+
+
+class JobsSection(Section):
+    """Time limits of the Ray cluster of a batch."""
+
+    deadline_h: Annotated[int, Field(ge=1, le=24 * 7)] = key(
+        "an attempt that runs longer is stopped", 24, default=24, unit="hours"
+    )
+    start_limit_s: Annotated[int, Field(ge=60)] = key(
+        "how long the head and the first worker may take to start, including the pull of the image, and how long a "
+        "batch waits for the named `nodes` of its GPU pool",
+        3600,
+        default=1800,
+        unit="seconds",
+    )
+    stuck_limit_s: Annotated[int, Field(ge=10)] = key(
+        "how long a pod may lack an image, a Secret or a volume before its batch fails",
+        600,
+        default=300,
+        unit="seconds",
+    )
+    idle_timeout_s: Count = key("how long an idle worker is kept", 120, default=60, unit="seconds")
+    # The launcher reads the result of a job from its RayJob. A RayJob deleted too early would run again.
+    keep_finished_s: Annotated[int, Field(ge=300)] = key(
+        "how long the RayJob of a finished batch is kept for inspection", 3600, default=600, unit="seconds"
+    )
+
+
+class LimitsSection(Section):
+    """The most of the cluster that the stack uses."""
+
+    max_running_jobs: Count = key("batches that run at the same time", 4, default=2, unit="jobs")
+    job_cpus: Count | None = key(
+        "CPUs of all jobs together; without it those of all pools", 64, default=None, unit="CPUs"
+    )
+    job_memory_gib: Count | None = key(
+        "memory of all jobs together; without it that of all pools", 480, default=None, unit="GiB"
+    )
+    job_gpus: Annotated[int, Field(ge=0)] | None = key(
+        "GPUs of all jobs together, for each extended resource; without it those of all pools",
+        8,
+        default=None,
+        unit="GPUs",
+    )
+
+
+class StackFile(Section):
+    """All keys of a stack file except the secrets."""
+
+    customer: Customer = key("name of the customer that the stack serves", "acme")
+    environment: Environment = key("name of this stack among the customer's stacks", "prod")
+    kubernetes: KubernetesSection = key("see below", {})
+    network: NetworkSection = key("see below", {})
+    images: ImagesSection = key("see below", {})
+    accelerators: dict[str, AcceleratorSection] = key(
+        "GPUs that the table of accelerators lacks, by name; see below", {}, default={}
+    )
+    node_pools: NodePoolsSection = key("see below", {})
+    device_plugin: DevicePluginSection = key("see below", {}, default=DevicePluginSection())
+    kuberay: KubeRaySection = key("see below", {}, default=KubeRaySection())
+    database: DatabaseSection = key("see below", {}, default=BundledDatabaseSection(kind="bundled"))
+    object_store: ObjectStoreSection = key("see below", {}, default=BundledObjectStoreSection(kind="bundled"))
+    models: Annotated[list[ModelEntry], Field(min_length=1)] = key("the models; see below", [])
+    model_weights: ModelWeightsSection = key("see below", {}, default=ImageWeightsSection(kind="image"))
+    api: ApiSection = key("see below", {}, default=ApiSection())
+    jobs: JobsSection = key("see below", {}, default=JobsSection())
+    limits: LimitsSection = key("see below", {}, default=LimitsSection())
+    keep_data: bool = key(
+        "protect the volumes and what is needed to read them; they remain when the stack is destroyed",
+        False,
+        default=True,
+    )
+    retention_days: Annotated[int, Field(ge=1, le=3650)] = key(
+        "how long files without an expiry and finished batches are kept", 90, default=30, unit="days"
+    )
+    workspace_gib: Count = key(
+        "disk of each pod of API and reconciler, for uploads and for the results of batches that are being assembled",
+        20,
+        default=5,
+        unit="GiB",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = key(
+        "the lowest level that API and reconciler log", "warning", default="info"
+    )

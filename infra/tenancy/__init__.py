@@ -1,0 +1,1 @@
+"""The boundaries of a stack: namespaces, quotas, roles, network policies, credentials."""

@@ -1,0 +1,145 @@
+"""Passwords and keys of a stack, and how a pod reads them: as files that only its user can read.
+
+libpq ignores a password file that its group can read
+(https://www.postgresql.org/docs/current/libpq-pgpass.html), and Kubernetes makes a Secret's files readable by the
+group of the pod. So an init container copies them into a volume in memory, each with mode 0600.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pulumi
+from pulumi_kubernetes import core, meta
+
+from infra.kubernetes.naming import StackNames
+from infra.kubernetes.pod_spec import container_security_context, resources, secret_volume
+
+DIRECTORY: Final = "/run/cloister/credentials"
+DATABASE_LOGIN: Final = "database-credentials"
+OBJECT_STORE_LOGIN: Final = "object-store-credentials"
+HTTP_ENGINE_LOGIN: Final = "http-engine"
+"""Secret with the API key of the http engine's endpoints; the workers of its models mount it if it exists."""
+ENVIRONMENT: Final = {
+    "PGPASSFILE": f"{DIRECTORY}/pgpass",
+    "AWS_SHARED_CREDENTIALS_FILE": f"{DIRECTORY}/aws",
+    # Otherwise boto3 and PyArrow query the address of a cloud's metadata service, and wait for it.
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+"""Environment variables with the paths of the files."""
+
+_VOLUME: Final = "credentials"
+VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True}
+"""The mount of the files in a container."""
+_COPY: Final = "umask 077 && cp -L /etc/cloister/secrets/*/* " + DIRECTORY
+
+
+def pod_fields(
+    image: Any, *, database: bool = True, object_store: bool = True
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the init container that copies the files, and the volumes: the Secrets and the memory with the copies.
+
+    Args:
+        image: any image with a shell, by digest. Use the pod's own image to avoid pulling another one.
+        database: copy the login of the database.
+        object_store: copy the key of the object store.
+    """
+    secrets = [*([DATABASE_LOGIN] if database else []), *([OBJECT_STORE_LOGIN] if object_store else [])]
+    mounts = [{"name": secret, "mountPath": f"/etc/cloister/secrets/{secret}", "readOnly": True} for secret in secrets]
+    init_container = {
+        "name": "credentials",
+        "image": image,
+        "command": ["/bin/sh", "-ec", _COPY],
+        "volumeMounts": [{"name": _VOLUME, "mountPath": DIRECTORY}, *mounts],
+        "securityContext": container_security_context(),
+        "resources": resources(cpu="10m", memory="32Mi", cpu_limit="500m", ephemeral_storage="16Mi"),
+    }
+    memory = {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
+    return init_container, [memory, *(secret_volume(secret, secret=secret) for secret in secrets)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseLogin:
+    """A database role with its password, and the address of its database."""
+
+    host: pulumi.Input[str]
+    port: int
+    database: str
+    role: str
+    password: pulumi.Input[str]
+
+    def pgpass_line(self) -> pulumi.Output[str]:
+        """Return the line of libpq's password file, with colons and backslashes escaped; a secret."""
+
+        def line(values: list[str]) -> str:
+            host, password = values
+            fields = (host, str(self.port), self.database, self.role, password)
+            return ":".join(field.replace("\\", "\\\\").replace(":", "\\:") for field in fields) + "\n"
+
+        return pulumi.Output.all(self.host, pulumi.Output.secret(self.password)).apply(line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStoreLogin:
+    """A key of the object store."""
+
+    access_key_id: str
+    secret_access_key: pulumi.Input[str]
+
+    def aws_file(self) -> pulumi.Output[str]:
+        """Return the shared credentials file of the AWS SDKs, with one profile; a secret."""
+        return pulumi.Output.secret(self.secret_access_key).apply(
+            lambda secret: f"[default]\naws_access_key_id = {self.access_key_id}\naws_secret_access_key = {secret}\n"
+        )
+
+
+class Credentials(pulumi.ComponentResource):
+    """The Secrets of the service's and of the jobs' namespace; each login is in one of them only.
+
+    Args:
+        name: logical name of the component.
+        names: names of the stack.
+        owner: the service's role, which owns the schema.
+        job: the jobs' role, which may execute one function.
+        service_key: the service's key of the object store.
+        job_key: the jobs' key of the object store.
+        http_engine_api_key: key of the http engine's endpoints; None if they require none.
+        opts: options of the component.
+    """
+
+    secrets: tuple[core.v1.Secret, ...]
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        names: StackNames,
+        owner: DatabaseLogin,
+        job: DatabaseLogin,
+        service_key: ObjectStoreLogin,
+        job_key: ObjectStoreLogin,
+        http_engine_api_key: pulumi.Input[str] | None = None,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__("cloister:credentials:Credentials", name, None, opts)
+        contents: list[tuple[str, str, dict[str, pulumi.Input[str]]]] = []
+        for namespace, login, key in (
+            (names.service_namespace, owner, service_key),
+            (names.jobs_namespace, job, job_key),
+        ):
+            contents += [
+                (namespace, DATABASE_LOGIN, {"pgpass": login.pgpass_line()}),
+                (namespace, OBJECT_STORE_LOGIN, {"aws": key.aws_file()}),
+            ]
+        if http_engine_api_key is not None:
+            api_key = {"api_key": pulumi.Output.secret(http_engine_api_key)}
+            contents.append((names.jobs_namespace, HTTP_ENGINE_LOGIN, dict(api_key)))
+        self.secrets = tuple(
+            core.v1.Secret(
+                f"{namespace}-{secret}",
+                metadata=meta.v1.ObjectMetaArgs(name=secret, namespace=namespace, labels=names.labels("credentials")),
+                string_data=content,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            for namespace, secret, content in contents
+        )
+        self.register_outputs({})

@@ -1,0 +1,276 @@
+"""Network flows of a stack, and the network policies that allow them.
+
+The namespaces of a stack deny every connection in both directions. A flow allows connections from one peer to the
+ports of another. Where both peers are pods of the stack, the policies of both allow it. docs/network.md is generated
+from the same flows (``infra.rendering.network_drawing``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import pulumi
+from pulumi_kubernetes import meta, networking
+
+from infra.kubernetes.naming import StackNames
+from ray_job.contract.cluster import API_PORT, DEFAULT_DENY, RECONCILER_PORT
+
+DNS_PORT: Final = 53
+RAY_DASHBOARD_PORT: Final = 8265
+_HTTPS: Final = 443
+_CLOUDNATIVE_PG_STATUS: Final = 8000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """Pods of one namespace as an end of a flow.
+
+    Attributes:
+        name: name in docs/network.md and, for pods of the stack, of their policy.
+        namespace: the namespace.
+        labels: labels of pods of the stack; empty for all pods of a namespace outside the stack.
+    """
+
+    name: str
+    namespace: str
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def selectors(self) -> list[dict[str, Any]]:
+        """Return the peers of a NetworkPolicy rule."""
+        selector: dict[str, Any] = {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": self.namespace}}
+        }
+        return [selector | {"podSelector": {"matchLabels": dict(self.labels)}} if self.labels else selector]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Networks:
+    """Addresses in CIDR notation as an end of a flow; no pods."""
+
+    name: str
+    cidrs: tuple[str, ...]
+
+    def selectors(self) -> list[dict[str, Any]]:
+        """Return the peers of a NetworkPolicy rule."""
+        return [{"ipBlock": {"cidr": cidr}} for cidr in self.cidrs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Connections that are allowed.
+
+    Attributes:
+        source: the peer that opens connections.
+        target: the peer that accepts them.
+        ports: the target's ports; empty for all ports.
+        why: purpose, in a few words.
+        protocols: protocols of the ports.
+    """
+
+    source: Pods | Networks
+    target: Pods | Networks
+    ports: tuple[int, ...]
+    why: str
+    protocols: tuple[Literal["TCP", "UDP"], ...] = ("TCP",)
+
+    def port_list(self) -> dict[str, Any]:
+        """Return the ``ports`` field of a NetworkPolicy rule; no field for all ports."""
+        ports = [{"port": port, "protocol": protocol} for port in self.ports for protocol in self.protocols]
+        return {"ports": ports} if ports else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkArgs:
+    """The facts that determine a stack's flows.
+
+    Attributes:
+        names: names of the stack.
+        database: Postgres.
+        object_store: the S3 server.
+        object_store_port: its port.
+        kubernetes_api: networks of the cluster's API server.
+        database_port: port of Postgres.
+        cloudnative_pg_namespace: namespace of CloudNativePG's operator; empty without it.
+        has_database_backups: whether CloudNativePG writes backups to the object store.
+        object_store_setup: the pod that creates the bucket of the bundled object store.
+        kubernetes_api_port: port of the API server in these networks.
+        kuberay_namespace: namespace of KubeRay's operator.
+        dns_namespace: namespace of the cluster's DNS.
+        dns_networks: addresses of a DNS cache that is not a pod, such as one on each node.
+        ingress_namespace: namespace of the ingress controller; empty without an ingress.
+        client_namespaces: namespaces whose pods call the API inside the cluster.
+        monitoring_namespace: namespace of Prometheus; empty without it.
+        webhook_networks: networks of webhook receivers.
+        endpoint_networks: networks of the http engine's endpoints.
+        endpoint_ports: ports of these endpoints.
+    """
+
+    names: StackNames
+    database: Pods | Networks
+    object_store: Pods | Networks
+    object_store_port: int
+    kubernetes_api: tuple[str, ...]
+    database_port: int = 5432
+    cloudnative_pg_namespace: str = ""
+    has_database_backups: bool = False
+    object_store_setup: Pods | None = None
+    kubernetes_api_port: int = 6443
+    kuberay_namespace: str = "kuberay-system"
+    dns_namespace: str = "kube-system"
+    dns_networks: tuple[str, ...] = ()
+    ingress_namespace: str = ""
+    client_namespaces: tuple[str, ...] = ()
+    monitoring_namespace: str = ""
+    webhook_networks: tuple[str, ...] = ()
+    endpoint_networks: tuple[str, ...] = ()
+    endpoint_ports: tuple[int, ...] = ()
+
+
+def flows(args: NetworkArgs) -> tuple[Flow, ...]:
+    """Return all flows of a stack; every other connection is denied."""
+    pods = _stack_pods(args)
+    api, reconciler = pods["api"], pods["reconciler"]
+    found = []
+    if args.ingress_namespace:
+        controller = Pods(name="ingress controller", namespace=args.ingress_namespace)
+        found.append(Flow(source=controller, target=api, ports=(API_PORT,), why="requests from outside the cluster"))
+    for namespace in args.client_namespaces:
+        clients = Pods(name=f"clients in {namespace}", namespace=namespace)
+        found.append(Flow(source=clients, target=api, ports=(API_PORT,), why="requests from inside the cluster"))
+    if args.monitoring_namespace:
+        prometheus = Pods(name="Prometheus", namespace=args.monitoring_namespace)
+        found += [
+            Flow(source=prometheus, target=api, ports=(API_PORT,), why="metrics"),
+            Flow(source=prometheus, target=reconciler, ports=(RECONCILER_PORT,), why="metrics"),
+        ]
+    if args.webhook_networks:
+        webhooks = Networks(name="webhook receivers", cidrs=args.webhook_networks)
+        found.append(Flow(source=reconciler, target=webhooks, ports=(_HTTPS,), why="webhooks"))
+    database_clients: dict[Pods, str] = {
+        api: "files, batches, keys",
+        reconciler: "states of batches",
+        pods["migrations"]: "the schema",
+        pods["ray-head"]: "progress, with a role that can do nothing else",
+    }
+    store_clients: dict[Pods, str] = {
+        api: "uploads and downloads",
+        reconciler: "validation and results",
+        pods["ray"]: "lines in, parts out, weights",
+    }
+    if args.object_store_setup:
+        store_clients[args.object_store_setup] = "the bucket"
+    for client, why in database_clients.items():
+        found.append(Flow(source=client, target=args.database, ports=(args.database_port,), why=why))
+    for client, why in store_clients.items():
+        found.append(Flow(source=client, target=args.object_store, ports=(args.object_store_port,), why=why))
+    return (*found, *_cluster_flows(args))
+
+
+def _cluster_flows(args: NetworkArgs) -> list[Flow]:
+    """Return the flows of RayJobs and of CloudNativePG, and those to the cluster's DNS."""
+    stack_pods = _stack_pods(args)
+    head, ray = stack_pods["ray-head"], stack_pods["ray"]
+    server = Networks(name="Kubernetes API", cidrs=args.kubernetes_api)
+    operator = Pods(name="KubeRay operator", namespace=args.kuberay_namespace)
+    api_port = (args.kubernetes_api_port,)
+    found = [
+        Flow(source=stack_pods["reconciler"], target=server, ports=api_port, why="one RayJob for each batch"),
+        Flow(source=head, target=server, ports=api_port, why="Ray's autoscaler sets the number of workers"),
+        Flow(source=operator, target=head, ports=(RAY_DASHBOARD_PORT,), why="submits the job and reads its status"),
+        Flow(source=ray, target=ray, ports=(), why="Ray's ports, chosen at run time; they require a token"),
+    ]
+    if args.endpoint_networks:
+        endpoints = Networks(name="endpoints of the http engine", cidrs=args.endpoint_networks)
+        found.append(
+            Flow(source=ray, target=endpoints, ports=args.endpoint_ports, why="lines of models with the http engine")
+        )
+    if args.cloudnative_pg_namespace:
+        instances, ports = args.database, (args.database_port, _CLOUDNATIVE_PG_STATUS)
+        cloudnative_pg = Pods(name="CloudNativePG operator", namespace=args.cloudnative_pg_namespace)
+        found += [
+            Flow(source=cloudnative_pg, target=instances, ports=ports, why="manages the instances"),
+            Flow(source=instances, target=instances, ports=ports, why="replication"),
+            Flow(source=instances, target=server, ports=api_port, why="which instance is the primary"),
+        ]
+        if args.has_database_backups:
+            store_port = (args.object_store_port,)
+            found.append(Flow(source=instances, target=args.object_store, ports=store_port, why="backups"))
+    service = [stack_pods[component] for component in ("api", "reconciler", "migrations")]
+    data = [end for end in (args.database, args.object_store, args.object_store_setup) if isinstance(end, Pods)]
+    dns: list[Pods | Networks] = [Pods(name="cluster DNS", namespace=args.dns_namespace)]
+    if args.dns_networks:
+        dns.append(Networks(name="DNS cache", cidrs=args.dns_networks))
+    found += [
+        Flow(source=pods, target=resolver, ports=(DNS_PORT,), protocols=("UDP", "TCP"), why="names")
+        for pods in (*service, ray, *data)
+        for resolver in dns
+    ]
+    return found
+
+
+def _stack_pods(args: NetworkArgs) -> dict[str, Pods]:
+    """Return the pods of service and jobs by name."""
+    service, jobs = args.names.service_namespace, args.names.jobs_namespace
+    components = ("api", "reconciler", "migrations")
+    return {
+        **{name: Pods(name=name, namespace=service, labels=args.names.selector(name)) for name in components},
+        # KubeRay sets these labels itself, so a template cannot omit them.
+        "ray": Pods(name="ray", namespace=jobs, labels={"ray.io/is-ray-node": "yes"}),
+        "ray-head": Pods(name="ray-head", namespace=jobs, labels={"ray.io/node-type": "head"}),
+    }
+
+
+def policies(args: NetworkArgs) -> tuple[dict[str, Any], ...]:
+    """Return the NetworkPolicy manifests: one that denies everything for each namespace, one for each kind of pod."""
+    names, all_flows = args.names, flows(args)
+
+    def policy(
+        namespace: str,
+        name: str,
+        pod_selector: dict[str, Any],
+        ingress: list[dict[str, Any]],
+        egress: list[dict[str, Any]],
+    ) -> dict[str, Any]:
+        return {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": name, "namespace": namespace, "labels": names.labels("network")},
+            "spec": {
+                "podSelector": pod_selector,
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": ingress,
+                "egress": egress,
+            },
+        }
+
+    ends = dict.fromkeys(end for flow in all_flows for end in (flow.source, flow.target))
+    return (
+        *(policy(namespace, DEFAULT_DENY, {}, [], []) for namespace in (names.service_namespace, names.jobs_namespace)),
+        *(
+            policy(
+                pods.namespace,
+                pods.name,
+                {"matchLabels": dict(pods.labels)},
+                [{"from": flow.source.selectors(), **flow.port_list()} for flow in all_flows if flow.target == pods],
+                [{"to": flow.target.selectors(), **flow.port_list()} for flow in all_flows if flow.source == pods],
+            )
+            for pods in ends
+            if isinstance(pods, Pods) and pods.labels
+        ),
+    )
+
+
+class Network(pulumi.ComponentResource):
+    """The network policies of both namespaces."""
+
+    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("cloister:network:Network", name, None, opts)
+        for policy in policies(args):
+            metadata: meta.v1.ObjectMetaArgsDict = policy["metadata"]
+            networking.v1.NetworkPolicy(
+                f"{policy['metadata']['namespace']}-{policy['metadata']['name']}",
+                metadata=metadata,
+                spec=policy["spec"],
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        self.register_outputs({})

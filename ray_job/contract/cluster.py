@@ -1,0 +1,52 @@
+"""Names, rights and minimum versions of a Kubernetes stack: ``infra`` creates them, ``cloister doctor`` checks them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+MIN_KUBERNETES: Final = (1, 30)
+MIN_KUBERAY: Final = (1, 6)
+"""The first version with ``preRunningDeadlineSeconds``. Without it a job whose image is missing waits forever."""
+MIN_POSTGRES: Final = 15
+
+POOL_LABEL: Final = "cloister.dev/pool"
+"""The node label that assigns a node to a pool."""
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+"""The extended resource that NVIDIA's device plugin registers, and the key of the taint on GPU nodes."""
+
+API: Final = "api"
+"""The name of the API's Deployment, Service, container and service account."""
+RECONCILER: Final = "reconciler"
+"""The name of the reconciler's Deployment, container and service account."""
+API_PORT: Final = 8000
+API_SERVICE_PORT: Final = 80
+RECONCILER_PORT: Final = 8001
+
+JOB_TEMPLATES: Final = "ray-job-templates"
+"""The ConfigMap with the job template of each model."""
+DEFAULT_DENY: Final = "default-deny"
+"""The NetworkPolicy in each namespace that denies all traffic which no other policy allows."""
+POD_SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
+POD_SECURITY_PROFILE: Final = "restricted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Right:
+    """Verbs that a role allows on one resource. ``group`` is the API group; empty for the core group."""
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+
+
+LAUNCHER_RIGHTS: Final = (
+    # The launcher creates and deletes one RayJob for each attempt of a batch, and watches its state.
+    Right(group="ray.io", resource="rayjobs", verbs=("create", "get", "list", "watch", "delete")),
+    # Waiting pods hold the reason why a job does not start yet: a missing image, no free GPU.
+    Right(group="", resource="pods", verbs=("list",)),
+)
+"""All requests of ``service.adapters.rayjobs_api``, in the namespace of jobs."""
+
+
+def jobs_namespace(service_namespace: str) -> str:
+    """Return the namespace of a stack's Ray clusters: ``cloister-acme-dev-jobs``."""
+    return f"{service_namespace}-jobs"

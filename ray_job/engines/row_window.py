@@ -1,0 +1,160 @@
+"""Answers rows with one engine, keeps its window full, and finds the row that ends the engine.
+
+Each answer makes room for the next row, so the engine never waits for the slowest row of a group.
+
+Rows that were in flight when the engine died are suspects. They run again in a few groups with nothing beside them,
+newest first: most rows that end an engine do so in their first step. A group that ends the engine is split again,
+until one row is alone. A row that ends the engine twice while it is alone gets an error. When something else ended
+the engine, its rows run a second time and none of them is blamed.
+"""
+
+import asyncio
+import json
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from ray_job.contract.lines import error_body
+from ray_job.engines.engine_process import EngineDiedError
+from ray_job.rows import Request
+
+Answer = tuple[int, bytes]
+
+# Suspects are split into this many groups: 512 rows are 3 deaths away from a row alone, at most 8 runs each.
+GROUPS: Final = 8
+DEATHS_ALONE: Final = 2
+# Bodies in flight; a row larger than this is sent alone.
+MAX_BYTES: Final = 64 << 20
+
+
+class Engine(Protocol):
+    """An engine that may die."""
+
+    async def ask(self, request: Request) -> Answer:
+        """Return the status and the body of one response.
+
+        Raises:
+            EngineDiedError: the engine died with this request.
+        """
+
+    async def restart(self) -> None:
+        """Start a dead engine again and wait until it is ready."""
+
+
+class RowWindow:
+    """The rows that one engine works on, and those that wait for it.
+
+    Args:
+        engine: the engine, which is ready.
+        finish: receives each row with its answer. While it blocks, the row counts as in flight.
+        rows: the most rows in flight.
+        ahead: ``add`` blocks while this many rows wait.
+    """
+
+    def __init__(
+        self, engine: Engine, finish: Callable[[Request, Answer], Awaitable[None]], *, rows: int, ahead: int
+    ) -> None:
+        self._engine = engine
+        self._finish = finish
+        self._rows = rows
+        self._ahead = ahead
+        self._waiting: deque[Request] = deque()
+        self._in_flight: dict[int, Request] = {}
+        self._bytes = 0
+        self._died = False
+        self._closed = False
+        self._changed = asyncio.Condition()
+
+    async def add(self, requests: Sequence[Request]) -> None:
+        """Add rows, and return when there is room for more."""
+        async with self._changed:
+            self._waiting.extend(requests)
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: len(self._waiting) < self._ahead)
+
+    async def close(self) -> None:
+        """Let ``run`` return when all rows are answered."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    async def run(self) -> None:
+        """Answer rows until the window is closed.
+
+        Raises:
+            EngineUnavailableError: the engine did not start again.
+        """
+        try:
+            while suspects := await self._answer_waiting():
+                await self._engine.restart()
+                await self._isolate(suspects)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _answer_waiting(self) -> list[Request]:
+        """Answer the rows that wait. Return when all are answered, or with the suspects when the engine has died."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                async with self._changed:
+                    await self._changed.wait_for(self._can_proceed)
+                    if self._died or not self._waiting:
+                        break
+                    request = self._waiting.popleft()
+                    self._changed.notify_all()
+                self._send(request, tasks)
+        return self._take_unanswered()
+
+    def _can_proceed(self) -> bool:
+        if self._died or not self._waiting:
+            return self._died or self._closed
+        fits = self._bytes + len(self._waiting[0].body) <= MAX_BYTES
+        return not self._in_flight or (fits and len(self._in_flight) < self._rows)
+
+    async def _isolate(self, suspects: Sequence[Request]) -> None:
+        """Answer suspects in groups with nothing beside them. The engine is ready."""
+        size = math.ceil(len(suspects) / GROUPS)
+        for start in range(0, len(suspects), size):
+            group: Sequence[Request] = suspects[start : start + size]
+            for _ in range(DEATHS_ALONE if len(group) == 1 else 1):
+                async with asyncio.TaskGroup() as tasks:
+                    for request in group:
+                        self._send(request, tasks)
+                unanswered = self._take_unanswered()
+                if not unanswered:
+                    break
+                await self._engine.restart()
+            if unanswered and len(group) == 1:
+                body = error_body(
+                    f"The engine of model {json.loads(group[0].body).get('model')!r} ended each time it ran this "
+                    "request, also with no other request beside it. Leave out unusual sampling parameters or shorten "
+                    "the prompt, and send the line again.",
+                    type="server_error",
+                    param=None,
+                    code="engine_died",
+                )
+                await self._finish(group[0], (500, body))
+            elif unanswered:
+                await self._isolate(unanswered)
+
+    def _send(self, request: Request, tasks: asyncio.TaskGroup) -> None:
+        self._in_flight[request.line] = request
+        self._bytes += len(request.body)
+        tasks.create_task(self._ask(request))
+
+    async def _ask(self, request: Request) -> None:
+        try:
+            await self._finish(request, await self._engine.ask(request))
+            del self._in_flight[request.line]
+        except EngineDiedError:
+            self._died = True
+        async with self._changed:
+            self._bytes -= len(request.body)
+            self._changed.notify_all()
+
+    def _take_unanswered(self) -> list[Request]:
+        """Return the rows that the engine's death left unanswered, newest first."""
+        unanswered = list(reversed(self._in_flight.values()))
+        self._in_flight.clear()
+        self._died = False
+        return unanswered

@@ -1,0 +1,128 @@
+"""The order in which a job runs its lines, and the lines that need not run. Pure functions.
+
+Lines whose prompts begin alike run one after the other, while the engine's cache still holds what they share. Prompts
+are compared by hashes of their beginnings, so a system prompt whose last line differs still counts as shared. Among
+groups, and inside a group, long rows run first: a row that begins last must not keep the engine waiting.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+# Where the hashed beginnings of a prompt end, in characters. A token has about four, and vLLM's cache keeps blocks of
+# 16 tokens on GPUs.
+PREFIX_ENDS: Final = (64, 128, 256, *range(512, 16_385, 512))
+HASH_BYTES: Final = 4
+# Characters of a line that take about as long to read as one token takes to generate.
+CHARACTERS_PER_STEP: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What the plan depends on, for one line.
+
+    Attributes:
+        prefix: hashes of the beginnings of its prompt, ``HASH_BYTES`` each: equal beginnings have equal hashes.
+        cost: about how many steps of an engine it takes, as far as the line limits them.
+        identity: equal for lines with the same body whose results do not depend on chance; else None.
+    """
+
+    prefix: bytes
+    cost: int
+    identity: bytes | None = None
+
+
+def line_traits(raw: bytes) -> Traits:
+    """Return the traits of a line. A line that cannot be read has none, and costs nothing."""
+    try:
+        parsed = json.loads(raw)
+        body = parsed["body"]
+    except (ValueError, KeyError, TypeError):
+        return Traits(prefix=b"", cost=0)
+    if not isinstance(body, dict):
+        return Traits(prefix=b"", cost=0)
+    limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    steps = next((limit for limit in limits if isinstance(limit, int)), 0)
+    is_deterministic = body.get("temperature") == 0 or body.get("seed") is not None or "input" in body
+    identity = json.dumps([parsed.get("url"), body], sort_keys=True).encode() if is_deterministic else b""
+    return Traits(
+        prefix=_prefix(body),
+        cost=max(0, steps) + len(raw) // CHARACTERS_PER_STEP,
+        identity=hashlib.blake2b(identity, digest_size=16).digest() if identity else None,
+    )
+
+
+def _prefix(body: Mapping[str, Any]) -> bytes:
+    """Hash the beginnings of what the chat template makes of a body, or of its prompt."""
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    hashes = b""
+    start = 0
+    text = ""
+    for piece in _prompt_pieces(body):
+        text += piece
+        for end in PREFIX_ENDS[len(hashes) // HASH_BYTES :]:
+            if len(text) < end:
+                break
+            digest.update(text[start:end].encode(errors="surrogatepass"))
+            hashes += digest.digest()
+            start = end
+        if start == PREFIX_ENDS[-1]:
+            break
+    return hashes
+
+
+def _prompt_pieces(body: Mapping[str, Any]) -> Iterator[str]:
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        prompt = body.get("prompt", "")
+        yield prompt if isinstance(prompt, str) else json.dumps(prompt)
+        return
+    if body.get("tools"):
+        yield json.dumps(body["tools"], sort_keys=True)
+    for message in messages:
+        if isinstance(message, dict):
+            content = message.get("content")
+            yield f"\0{message.get('role')}\0{content if isinstance(content, str) else json.dumps(content)}"
+
+
+def execution_order(traits: Sequence[Traits]) -> list[int]:
+    """Return the indices of lines in the order of execution.
+
+    Lines that share a beginning follow each other, those that share more of it closest. Otherwise long rows come first;
+    rows of about the same length keep their order.
+    """
+    by_prefix = sorted(range(len(traits)), key=lambda index: traits[index].prefix)
+    shared = [_shared(traits[one].prefix, traits[other].prefix) for one, other in itertools.pairwise(by_prefix)]
+    groups: list[list[int]] = []
+    branches: dict[int, bytes] = {}
+    for position, index in enumerate(by_prefix):
+        before = shared[position - 1] if position else 0
+        after = shared[position] if position < len(shared) else 0
+        # The longest beginning that another line has too.
+        branches[index] = traits[index].prefix[: max(before, after)]
+        if before:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+
+    def length(index: int) -> int:
+        return traits[index].cost.bit_length()
+
+    for group in groups:
+        group.sort(key=lambda index: (branches[index], -length(index), index))
+    groups.sort(key=lambda group: (-max(map(length, group)), min(group)))
+    return [index for group in groups for index in group]
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    """Return how many bytes of whole hashes two prefixes have in common at their beginning."""
+    if one[:HASH_BYTES] != other[:HASH_BYTES]:
+        return 0
+    low, high = 1, min(len(one), len(other)) // HASH_BYTES
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[: middle * HASH_BYTES] == other[: middle * HASH_BYTES] else (low, middle - 1)
+    return low * HASH_BYTES if one else 0

@@ -1,0 +1,114 @@
+"""``GET /metrics``, in Prometheus' text format. No label holds an id or a value that a client chose.
+
+``RequestMiddleware`` counts requests; this module reads the metrics of the stack.
+"""
+
+import time
+from collections.abc import Iterable
+from threading import Lock
+from typing import Final
+
+import psycopg
+import structlog
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from psycopg.rows import DictRow
+
+from service.api.openapi import PUBLIC, described
+from service.db import Pool, query
+from service.transitions import BatchStatus
+
+_log = structlog.get_logger(__name__)
+
+router = APIRouter(tags=["Operation"], responses=PUBLIC)
+
+# Several Prometheus servers cost the database one query in this time.
+CACHED_FOR_S: Final = 5.0
+
+_COUNTERS: Final = (
+    ("cloister_lines_total", "Lines with a result, by outcome.", "outcome",
+     {"completed": "completed", "failed": "failed"}),
+    ("cloister_tokens_total", "Tokens of lines with a result; cached is a share of input, reasoning of output.", "kind",
+     {"input": "input_tokens", "cached": "cached_tokens", "output": "output_tokens", "reasoning": "reasoning_tokens"}),
+    ("cloister_jobs_launched_total", "Ray jobs that were launched.", None, {"": "jobs_launched"}),
+    ("cloister_gpu_seconds_total", "GPUs multiplied by the seconds for which jobs held them.", None,
+     {"": "gpu_seconds"}),
+)  # fmt: skip
+
+
+class StackCollector(Collector):
+    """Metrics of the whole stack, read from the database on a scrape."""
+
+    def __init__(self, pool: Pool, *, cached_for_s: float = CACHED_FOR_S) -> None:
+        self._pool = pool
+        self._cached_for_s = cached_for_s
+        self._lock = Lock()
+        self._read_at = float("-inf")
+        self._totals: DictRow | None = None
+        self._highest: dict[str, float] = {}
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing, so that registering the collector needs no database."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics, at most a few seconds old. Without the database, yield only that it is down."""
+        totals = self._read()
+        yield GaugeMetricFamily(
+            "cloister_database_up", "Whether the database answered the last scrape.", float(totals is not None)
+        )
+        if totals is None:
+            return
+        batches = GaugeMetricFamily("cloister_batches", "Batches by state.", labels=["status"])
+        for status in BatchStatus:
+            batches.add_metric([status.value], (totals["batches"] or {}).get(status.value, 0))
+        yield batches
+        for name, text, label, columns in _COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=[label] if label else [])
+            for value, column in columns.items():
+                # A retried job can report less than the one before; Prometheus takes a fall for a restart.
+                self._highest[column] = max(self._highest.get(column, 0.0), totals[column])
+                counter.add_metric([value] if label else [], self._highest[column])
+            yield counter
+        yield GaugeMetricFamily(
+            "cloister_queue_age_seconds",
+            "How long the batch that waits longest for its job has been due.",
+            totals["queue_age_s"] or 0,
+        )
+        yield GaugeMetricFamily(
+            "cloister_reconcile_lag_seconds",
+            "Seconds since a reconciler last looked at all open batches.",
+            totals["heartbeat_age_s"],
+        )
+
+    def _read(self) -> DictRow | None:
+        with self._lock:
+            if time.monotonic() - self._read_at >= self._cached_for_s:
+                try:
+                    with self._pool.connection(timeout=2) as connection:
+                        self._totals = connection.execute(query("stack_totals")).fetchone()
+                except psycopg.Error as error:
+                    _log.warning("metrics.database_unreachable", error=type(error).__name__)
+                    self._totals = None
+                self._read_at = time.monotonic()
+            return self._totals
+
+
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    summary="Prometheus metrics",
+    description="Metrics of this process and, from the database, of the whole stack. They need no API key and name no "
+    "project.\n\nEvery replica reports the same numbers for the stack: use their `max`, not their `sum`.",
+    response_class=Response,
+    responses=described(
+        description="Prometheus' text format. No label holds an id.",
+        content={"text/plain": {"schema": {"type": "string"}}},
+    ),
+)
+def read_metrics(request: Request) -> Response:
+    """Return the metrics of this process and of the stack."""
+    return Response(generate_latest(request.app.state.metrics), media_type=CONTENT_TYPE_LATEST)

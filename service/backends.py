@@ -1,0 +1,33 @@
+"""The backends that the API and the reconciler share."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from service.db import Pool
+from service.model_catalogue import Catalogue
+from service.ports import ObjectStore
+
+DEFAULT_RETENTION_S: Final = 30 * 24 * 3600
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backends:
+    """Open connections of a process, and the facts about the stack that go with them.
+
+    ``service.compose`` opens and closes them. ``service.reconciler.backends`` adds the launcher.
+
+    Attributes:
+        pool: connections to Postgres.
+        store: the object store.
+        catalogue: the models that the stack serves.
+        catalogue_changed_at: aware UTC time of the last change to the catalogue.
+        retention_s: seconds for which files without an expiry, and ended batches, are kept. A project can set another.
+    """
+
+    pool: Pool
+    store: ObjectStore
+    catalogue: Catalogue = field(default_factory=dict)
+    catalogue_changed_at: datetime = _EPOCH
+    retention_s: int = DEFAULT_RETENTION_S

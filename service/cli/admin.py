@@ -1,0 +1,339 @@
+"""Commands for the operator of a stack, on its database: ``keys``, ``projects``, ``webhooks`` and ``audit``."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import psycopg
+import typer
+
+from service.api_keys import DEFAULT_SCOPES, Scope, create_api_key, list_api_keys, revoke_api_key
+from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
+from service.db import Pool, open_pool, query
+from service.errors import CloisterError
+from service.projects import (
+    DEFAULT_PROJECT_NAME,
+    OPERATOR,
+    archive_project,
+    create_project,
+    ensure_default_project,
+    find_project,
+    list_projects,
+    set_project,
+)
+from service.quotas import Limits
+from service.webhooks import EventType, create_endpoint, delete_endpoint, list_endpoints
+
+keys = typer.Typer(help="Manage the API keys of a stack.", no_args_is_help=True)
+projects = typer.Typer(help="Manage the projects of a stack and their limits.", no_args_is_help=True)
+webhooks = typer.Typer(help="Manage the webhook endpoints of a stack.", no_args_is_help=True)
+
+_DAY_S: Final = 24 * 3600
+_MAX_DIGITS: Final = 19
+# The largest value of each column of the table projects.
+_MAX_LIMITS: Final = {
+    "max_batches_in_progress": (1 << 31) - 1,
+    "max_enqueued_requests": (1 << 63) - 1,
+    "max_enqueued_tokens": (1 << 63) - 1,
+    "max_stored_bytes": (1 << 63) - 1,
+    "retention_days": 3650,
+}
+
+Project = Annotated[str, typer.Option(help="The project, by name or id.")]
+MaxBatches = Annotated[str | None, typer.Option(metavar="N", help="Limit for open batches.")]
+MaxRequests = Annotated[str | None, typer.Option(metavar="N", help="Limit for requests of open batches.")]
+MaxTokens = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Limit for input tokens of open batches, estimated as bytes / 4."),
+]
+MaxBytes = Annotated[str | None, typer.Option(metavar="N", help="Limit for the bytes of all files, including results.")]
+RetentionDays = Annotated[
+    str | None,
+    typer.Option(metavar="DAYS", help="Number of days to keep ended batches, and files without an expiry date."),
+]
+
+
+@contextmanager
+def stack_database(data_dir: Path) -> Iterator[Pool]:
+    """Open the database that CLOISTER_DATABASE_URL names, or else that of a running ``cloister local``.
+
+    Raises:
+        CloisterError: the database does not answer.
+    """
+    from service.local.layout import layout_of
+
+    named = os.environ.get("CLOISTER_DATABASE_URL")
+    url = named or layout_of(data_dir).database_url("cloister")
+    try:
+        with psycopg.connect(url, connect_timeout=5):
+            pass
+    except psycopg.OperationalError as error:
+        if named:
+            raise CloisterError(f"the database that CLOISTER_DATABASE_URL names does not answer ({error})") from error
+        raise CloisterError(
+            f"no database answers for {data_dir}: start `cloister local --data-dir {data_dir}` first, "
+            f"or set CLOISTER_DATABASE_URL ({error})"
+        ) from error
+    with open_pool(url, max_size=1) as pool:
+        yield pool
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="A name for the key.")],
+    *,
+    project: Annotated[str, typer.Option(help="The project that the key belongs to, by name or id.")] = (
+        DEFAULT_PROJECT_NAME
+    ),
+    scope: Annotated[
+        list[Scope] | None,
+        typer.Option(
+            help="read: list and download everything in the project; submit: upload, create, cancel and delete; admin: "
+            "audit log and webhooks. May be repeated. Default: read and submit."
+        ),
+    ] = None,
+    expires_in: Annotated[
+        str | None, typer.Option(metavar="30d", help="Days, hours (12h) or minutes (90m) until the key expires.")
+    ] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Create a key and print it. It cannot be shown again."""
+    expires_at = datetime.now(UTC) + parse_duration(expires_in) if expires_in else None
+    with stack_database(data_dir) as pool:
+        is_default = project == DEFAULT_PROJECT_NAME
+        owner = ensure_default_project(pool) if is_default else find_project(pool, project)
+        print(
+            create_api_key(pool, project_id=owner.id, name=name, scopes=scope or DEFAULT_SCOPES, expires_at=expires_at)
+        )
+
+
+@keys.command("list")
+def list_keys(
+    *,
+    project: Annotated[str | None, typer.Option(help="List the keys of this project only.")] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """List the keys: id, last four characters, date, project, scopes, state and name."""
+    now = datetime.now(UTC)
+    with stack_database(data_dir) as pool:
+        project_id = find_project(pool, project).id if project else None
+        for key in list_api_keys(pool, project_id=project_id):
+            created = f"{key.created_at:%Y-%m-%d}"
+            scopes = ",".join(key.scopes)
+            print(f"{key.id}  …{key.hint}  {created}  {key.project_name}  {scopes}  {key.state(now)}  {key.name}")
+
+
+@keys.command("revoke")
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(help="The id of the key.")], data_dir: DataDir = DEFAULT_DATA_DIR
+) -> None:
+    """Revoke a key. The server refuses it at once."""
+    with stack_database(data_dir) as pool:
+        if not revoke_api_key(pool, key_id):
+            raise CloisterError(f"there is no key {key_id}; `cloister keys list` lists the keys")
+    print(f"revoked {key_id}")
+
+
+def parse_limits(options: dict[str, str | None]) -> dict[str, int | None]:
+    """Return the columns of the table ``projects`` to change.
+
+    Args:
+        options: a value for each option, by name: a whole number, ``none`` for no limit, or None to leave it as it is.
+
+    Raises:
+        typer.BadParameter: a value is neither a whole number in range nor ``none``.
+    """
+    changes: dict[str, int | None] = {}
+    for name, text in options.items():
+        if text is None:
+            continue
+        is_retention = name == "retention_days"
+        low, high = int(is_retention), _MAX_LIMITS[name]
+        is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+        if text != "none" and not (is_number and low <= int(text) <= high):
+            raise typer.BadParameter(
+                f"{text!r} is neither a whole number from {low} to {high} nor none",
+                param_hint=f"--{name.replace('_', '-')}",
+            )
+        number = None if text == "none" else int(text)
+        if is_retention:
+            changes["retention_s"] = None if number is None else number * _DAY_S
+        else:
+            changes[name] = number
+    return changes
+
+
+@projects.command("create")
+def create(
+    name: Annotated[str, typer.Argument(help="A name for the project.")],
+    *,
+    max_batches_in_progress: MaxBatches = None,
+    max_enqueued_requests: MaxRequests = None,
+    max_enqueued_tokens: MaxTokens = None,
+    max_stored_bytes: MaxBytes = None,
+    retention_days: RetentionDays = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Create a project and print its id. By default a project has no limits."""
+    limits: dict[str, Any] = parse_limits(
+        {
+            "max_batches_in_progress": max_batches_in_progress,
+            "max_enqueued_requests": max_enqueued_requests,
+            "max_enqueued_tokens": max_enqueued_tokens,
+            "max_stored_bytes": max_stored_bytes,
+            "retention_days": retention_days,
+        }
+    )
+    retention_s = limits.pop("retention_s", None)
+    with stack_database(data_dir) as pool:
+        print(create_project(pool, name, limits=Limits(**limits), retention_s=retention_s).id)
+
+
+@projects.command("list")
+def show(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """List the projects with their limits and current use."""
+    with stack_database(data_dir) as pool:
+        for each in list_projects(pool):
+            state = f"since {each.created_at:%Y-%m-%d}"
+            if each.archived_at:
+                state = f"archived {each.archived_at:%Y-%m-%d}"
+            print(f"{each.name}  {each.id}  {state}")
+            for label, used, limit in (
+                ("batches in progress", each.use.batches, each.limits.max_batches_in_progress),
+                ("enqueued requests", each.use.requests, each.limits.max_enqueued_requests),
+                ("enqueued tokens", each.use.tokens, each.limits.max_enqueued_tokens),
+                ("stored bytes", each.use.stored_bytes, each.limits.max_stored_bytes),
+            ):
+                print(f"  {label:<19}  {used:,} of {'no limit' if limit is None else f'{limit:,}'}")
+            days = None if each.retention_s is None else each.retention_s / _DAY_S
+            print(f"  {'retention':<19}  {'default of the stack' if days is None else f'{days:g} days'}")
+
+
+@projects.command("set")
+def change(
+    name: Annotated[str, typer.Argument(help="The project, by name or id.")],
+    *,
+    max_batches_in_progress: MaxBatches = None,
+    max_enqueued_requests: MaxRequests = None,
+    max_enqueued_tokens: MaxTokens = None,
+    max_stored_bytes: MaxBytes = None,
+    retention_days: RetentionDays = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Change limits; `none` removes a limit. Existing batches and files stay."""
+    changes = parse_limits(
+        {
+            "max_batches_in_progress": max_batches_in_progress,
+            "max_enqueued_requests": max_enqueued_requests,
+            "max_enqueued_tokens": max_enqueued_tokens,
+            "max_stored_bytes": max_stored_bytes,
+            "retention_days": retention_days,
+        }
+    )
+    if not changes:
+        raise typer.BadParameter("give at least one limit; `cloister projects set --help` lists them")
+    with stack_database(data_dir) as pool:
+        set_project(pool, find_project(pool, name), changes)
+    print(f"changed {name}")
+
+
+@projects.command("archive")
+def archive(
+    name: Annotated[str, typer.Argument(help="The project, by name or id.")], data_dir: DataDir = DEFAULT_DATA_DIR
+) -> None:
+    """Archive a project. Its keys are refused; its batches continue; its files are deleted when they expire."""
+    with stack_database(data_dir) as pool:
+        archive_project(pool, find_project(pool, name))
+    print(f"archived {name}")
+
+
+@webhooks.command("create")
+def create_webhook(
+    url: Annotated[str, typer.Argument(help="The URL that receives the messages.")],
+    *,
+    project: Project = DEFAULT_PROJECT_NAME,
+    event: Annotated[
+        list[EventType] | None,
+        typer.Option(help="An event to send. May be repeated. Default: every end of a batch."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="A name for the endpoint.")] = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Create an endpoint and print its id and the secret that signs its messages. The secret cannot be shown again."""
+    with stack_database(data_dir) as pool:
+        owner = find_project(pool, project)
+        endpoint, secret = create_endpoint(
+            pool, project_id=owner.id, url=url, events=event or list(EventType), name=name, actor=OPERATOR
+        )
+    print(f"{endpoint.id}  {secret}")
+
+
+@webhooks.command("list")
+def list_webhooks(*, project: Project = DEFAULT_PROJECT_NAME, data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """List the endpoints of a project, the newest first."""
+    with stack_database(data_dir) as pool:
+        for endpoint in list_endpoints(pool, project_id=find_project(pool, project).id):
+            created = f"{endpoint.created_at:%Y-%m-%d}"
+            print(f"{endpoint.id}  {created}  {','.join(endpoint.events)}  {endpoint.url}  {endpoint.name}".rstrip())
+
+
+@webhooks.command("delete")
+def delete_webhook(
+    endpoint_id: Annotated[str, typer.Argument(help="The id of the endpoint.")], data_dir: DataDir = DEFAULT_DATA_DIR
+) -> None:
+    """Delete an endpoint and its pending messages."""
+    with stack_database(data_dir) as pool:
+        if not delete_endpoint(pool, project_id=None, endpoint_id=endpoint_id, actor=OPERATOR):
+            raise CloisterError(f"there is no webhook endpoint {endpoint_id}; `cloister webhooks list` lists them")
+    print(f"deleted {endpoint_id}")
+
+
+def audit(
+    *,
+    project: Annotated[str | None, typer.Option(help="Show entries of this project only, by name or id.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="7d", help="Show entries since a date (2026-01-31), or of the last days or hours only."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Show the audit log, the oldest entry first: deleted files with their digests, changed projects and keys."""
+    start: datetime | None = None
+    if since:
+        try:
+            start = datetime.fromisoformat(since)
+            start = start if start.tzinfo else start.replace(tzinfo=UTC)
+        except ValueError:
+            start = datetime.now(UTC) - parse_duration(since)
+    with stack_database(data_dir) as pool:
+        project_id = find_project(pool, project).id if project else None
+        # A server-side cursor: a log of several years may not fit into memory.
+        with pool.connection() as connection, connection.cursor("audit_log") as rows:
+            for row in rows.execute(query("audit_log"), {"project_id": project_id, "since": start}):
+                digest = row["sha256"].hex() if row["sha256"] else None
+                record = {
+                    "id": row["id"],
+                    "at": row["at"].astimezone(UTC).isoformat(),
+                    "project_id": row["project_id"],
+                    "project": row["project_name"],
+                    "actor": row["actor"],
+                    "type": row["type"],
+                    "object_id": row["object_id"],
+                    "size_bytes": row["size_bytes"],
+                    "sha256": digest,
+                    "data": row["data"],
+                }
+                if as_json:
+                    print(json.dumps(record, ensure_ascii=False))
+                else:
+                    owner = record["project"] or record["project_id"]
+                    columns = [record["at"], owner, record["actor"], record["type"], record["object_id"]]
+                    if digest:
+                        columns.append(f"{record['size_bytes']} bytes, SHA-256 {digest}")
+                    columns.append(json.dumps(record["data"], ensure_ascii=False, sort_keys=True))
+                    print("  ".join(map(str, columns)))

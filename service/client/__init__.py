@@ -1,0 +1,1 @@
+"""A client of the public API with terminal output: what ``service.cli`` and ``service.doctor`` share."""

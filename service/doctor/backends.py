@@ -1,0 +1,273 @@
+"""The backends as the settings of a pod name them: the database, the object store and the launcher."""
+
+import contextlib
+import hashlib
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from ray_job.contract.cluster import LAUNCHER_RIGHTS, MIN_POSTGRES
+from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.rayjobs import GROUP, PLURAL, VERSION
+from service.adapters.open_launcher import open_launcher
+from service.adapters.open_object_store import open_object_store
+from service.adapters.rayjob_templates import load_templates, rayjob
+from service.db import migrations, query
+from service.doctor.findings import ClusterError, Finding
+from service.errors import LauncherError, ObjectNotFoundError, ObjectStoreError, SettingsError
+from service.model_catalogue import Catalogue
+from service.ports import ObjectStore
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.doctor.cluster_api import ClusterApi
+
+_CONNECT_TIMEOUT_S: Final = 5
+_QUERY_TIMEOUT_S: Final = 10.0
+
+PREFIX: Final = "doctor/"
+"""The object that the check writes is below this prefix."""
+SIZE_BYTES: Final = (16 << 20) + 1
+"""One byte more than an S3 store sends in one request, so that the check covers multipart uploads."""
+_CHUNK_BYTES: Final = 1 << 20
+_NO_BUCKET: Final = "the bucket does not exist: create it, or correct its name"
+_NO_RIGHT: Final = "the key lacks a permission: it must list, read, write and delete below the prefix"
+_NO_ANSWER: Final = "no answer: check that it runs and that a network policy allows this pod to reach it"
+_ADVICE: Final = {
+    "NoSuchBucket": _NO_BUCKET,
+    "404": _NO_BUCKET,
+    "InvalidAccessKeyId": "the store does not know this access key",
+    "SignatureDoesNotMatch": "the secret key or the region is wrong",
+    "AuthorizationHeaderMalformed": "the region is wrong",
+    "AccessDenied": _NO_RIGHT,
+    "403": _NO_RIGHT,
+    "EndpointConnectionError": _NO_ANSWER,
+    "ConnectTimeoutError": _NO_ANSWER,
+    "SSLError": "the image trusts no issuer of its certificate (images/README.md)",
+    "NoCredentialsError": "AWS_SHARED_CREDENTIALS_FILE names no file with a key",
+}
+
+REQUIRED: Final = tuple(
+    (verb, f"{right.resource}.{right.group}".rstrip(".")) for right in LAUNCHER_RIGHTS for verb in right.verbs
+)
+"""Permissions of the launcher's account, as (verb, resource)."""
+FORBIDDEN: Final = (
+    ("create", "pods"),
+    ("create", "pods/exec"),
+    ("get", "pods/log"),
+    ("get", "secrets"),
+    ("list", "secrets"),
+    ("create", "serviceaccounts/token"),
+    ("create", "rolebindings.rbac.authorization.k8s.io"),
+    ("update", "roles.rbac.authorization.k8s.io"),
+    ("update", f"{PLURAL}.{GROUP}"),
+)
+"""With any of these, an attacker in a pod of the reconciler could take over the namespace of jobs."""
+
+
+def check_database(settings: Settings, *, query_timeout_s: float = _QUERY_TIMEOUT_S) -> Iterator[Finding]:
+    """Check the server, whether all migrations of this version are applied, and the role of jobs.
+
+    Args:
+        settings: the settings of the service.
+        query_timeout_s: the time limit of one query, in seconds.
+    """
+    try:
+        connection = psycopg.connect(settings.database_url, connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True)
+    except psycopg.Error as error:
+        # libpq's message names host, port, user and database, never the password.
+        yield Finding.failed(
+            "database",
+            f"CLOISTER_DATABASE_URL: {' '.join(str(error).split())}. Check that Postgres runs, that a network policy "
+            "allows this pod to reach it, and that role, password (PGPASSFILE) and TLS are right",
+        )
+        return
+    try:
+        with connection:
+            connection.execute("SELECT set_config('statement_timeout', %s, false)", [f"{query_timeout_s * 1000:.0f}"])
+            info, problems = connection.info, []
+            if info.server_version < MIN_POSTGRES * 10_000:
+                problems.append(f"a stack needs {MIN_POSTGRES} or newer: upgrade it")
+            if (encoding := info.parameter_status("server_encoding")) != "UTF8":
+                problems.append(f"its encoding is {encoding}: create the database again with ENCODING 'UTF8'")
+            if connection.execute("SELECT WHERE pg_is_in_recovery()").rowcount:
+                problems.append("it is a standby, which accepts no writes: name the primary in CLOISTER_DATABASE_URL")
+            version = f"{info.server_version // 10_000}.{info.server_version % 10_000}"
+            where = f"PostgreSQL {version} at {info.host}:{info.port}"
+            if problems:
+                yield Finding.failed("database", f"{where}: {'; '.join(problems)}")
+            else:
+                yield Finding.ok("database", where)
+            try:
+                applied = {row[0] for row in connection.execute(query("migrations_that_ran"))}
+            except psycopg.errors.UndefinedTable:
+                applied = set()
+            known = migrations()
+            newer = sorted(applied - set(known))
+            if missing := [name for name in known if name not in applied]:
+                yield Finding.failed(
+                    "migrations",
+                    f"not applied: {', '.join(missing)}. The Job migrations-… of `pulumi up` applies them: see its log",
+                )
+            else:
+                more = f", and {', '.join(newer)} of a newer version" if newer else ""
+                yield Finding.ok("migrations", f"all {len(known)} are applied{more}")
+            yield from check_job_role(connection, settings.job_database_url)
+    except psycopg.Error as error:
+        yield Finding.failed(
+            "database",
+            f"CLOISTER_DATABASE_URL: the login works, but a query fails: {' '.join(str(error).split())}. Check that "
+            "the role is the one that ran the migrations, and that nobody holds a lock",
+        )
+
+
+def check_job_role(connection: psycopg.Connection[Any], job_database_url: str) -> Iterator[Finding]:
+    """Check that the role of jobs can report progress and do nothing else."""
+    check = "database role of jobs"
+    role = conninfo_to_dict(job_database_url).get("user") if job_database_url else None
+    if not role:
+        yield Finding.not_checked(check, "CLOISTER_JOB_DATABASE_URL names no role: jobs report no progress")
+        return
+    values = {"role": role}
+    if not connection.execute("SELECT FROM pg_roles WHERE rolname = %(role)s", values).rowcount:
+        yield Finding.failed(check, f"CLOISTER_JOB_DATABASE_URL: the role {role} does not exist; CREATE ROLE it")
+        return
+    missing = [row[0] for row in connection.execute(query("doctor_job_role_missing"), values)]
+    excess = [row[0] for row in connection.execute(query("doctor_job_role_excess"), values)]
+    if missing:
+        yield Finding.failed(
+            check, f"{role} cannot report progress. It lacks {', '.join(missing)}: GRANT it, or ALTER ROLE"
+        )
+    elif excess:
+        yield Finding.failed(check, f"{role} may do more than report progress: {', '.join(excess)}. REVOKE it")
+    else:
+        yield Finding.ok(
+            check, f"{role} may report progress and nothing else here; a wrong password shows in the log of a job"
+        )
+
+
+def check_object_store(settings: Settings) -> Iterator[Finding]:
+    """Write, list, read and delete an object of 16 MiB below the prefix ``doctor/``."""
+    location = settings.object_store
+    endpoint = f" at {location.endpoint_url}" if location.endpoint_url else ""
+    where = location.root if location.kind == "directory" else f"s3://{location.bucket}/{location.prefix}{endpoint}"
+    try:
+        problems = try_object(open_object_store(location), f"{PREFIX}{secrets.token_hex(8)}")
+    except ObjectStoreError as error:
+        advice = next((text for code, text in _ADVICE.items() if str(error).endswith(code)), "see the store's log")
+        problems = [f"{error}; {advice}"]
+    except ValueError as error:  # boto3 refuses an address or a name
+        problems = [str(error)]
+    if problems:
+        yield Finding.failed("object store", f"CLOISTER_OBJECT_STORE, {where}: {'; '.join(problems)}")
+    else:
+        yield Finding.ok(
+            "object store", f"{where}: an object of {SIZE_BYTES >> 20} MiB was written, listed, read and deleted"
+        )
+
+
+def try_object(store: ObjectStore, key: str) -> list[str]:
+    """Write, list, read and delete an object, and return the problems. The object is always deleted.
+
+    Raises:
+        ObjectStoreError: the store refuses a request or does not answer.
+    """
+    chunks = (bytes(min(_CHUNK_BYTES, SIZE_BYTES - start)) for start in range(0, SIZE_BYTES, _CHUNK_BYTES))
+    try:
+        stored = store.put(key, chunks)
+        problems = [] if key in store.keys(PREFIX) else ["a new object is missing in the listing"]
+        digest = hashlib.sha256()
+        for chunk in store.read(key, start=1):
+            digest.update(chunk)
+    except BaseException:
+        # The object may exist even if the answer was lost. The first error is the one to report.
+        with contextlib.suppress(ObjectStoreError):
+            store.delete(key)
+        raise
+    store.delete(key)
+    if digest.digest() != hashlib.sha256(bytes(SIZE_BYTES - 1)).digest() or stored.size_bytes != SIZE_BYTES:
+        problems.append("a read from byte 1 on returns other content than was written")
+    with contextlib.suppress(ObjectNotFoundError):
+        next(store.read(key), None)
+        problems.append("a deleted object can still be read: is there a cache in between?")
+    return problems
+
+
+def check_launcher(settings: Settings, catalogue: Catalogue, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the launcher that the settings name, without starting a job.
+
+    Args:
+        settings: the settings of the service.
+        catalogue: the model catalogue.
+        environment: the variables that the settings come from.
+    """
+    if not environment.get("CLOISTER_LAUNCHER"):
+        yield Finding.not_checked(
+            "launcher", "CLOISTER_LAUNCHER is not set here, as in pods of the API: only the reconciler starts jobs"
+        )
+        return
+    if settings.launcher != "kuberay":
+        try:
+            with open_launcher(settings, catalogue, environment) as launcher:
+                launcher.status("doctor")
+        except LauncherError as error:
+            yield Finding.failed("launcher", f"CLOISTER_RAY_ADDRESS: {error}")
+        else:
+            yield Finding.ok("launcher", f"the Ray Jobs API at {settings.ray_address} answers")
+        return
+    try:
+        from service.adapters.rayjobs_api import open_client
+        from service.doctor.cluster_api import ClusterApi
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"CLOISTER_LAUNCHER: kuberay needs the package {error.name}: cloister[cluster]") from error
+    api, namespace = ClusterApi(open_client(settings.kubeconfig)), settings.kubernetes_namespace
+    yield from check_rights(api, namespace)
+    with contextlib.redirect_stdout(sys.stderr):  # its log is not part of the report
+        templates = load_templates(settings.ray_job_templates, catalogue, namespace=namespace)
+    for model in catalogue.values():
+        check = f"RayJob of the model {model.id}"
+        if model.id not in templates:
+            yield Finding.failed(
+                check, "CLOISTER_RAY_JOB_TEMPLATES has no template for it: `pulumi up --refresh` restores it"
+            )
+            continue
+        spec = JobSpec(
+            job_id="batch_doctor-1",
+            batch_id="batch_doctor",
+            attempt=1,
+            endpoint=model.endpoints[0],
+            input_key="files/doctor",
+            object_store=settings.object_store,
+            database_url=settings.job_database_url,
+            model=model.spec,
+        )
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
+        try:
+            api.dry_run_create(path, rayjob(templates[model.id], spec))
+        except ClusterError as error:
+            yield Finding.failed(check, f"the cluster refuses it (dry run): {error}")
+        else:
+            yield Finding.ok(check, f"its template fits the catalogue, and {namespace} accepts it (dry run)")
+
+
+def check_rights(api: "ClusterApi", namespace: str) -> Iterator[Finding]:
+    """Check that the launcher's account has every permission that it needs, and none that is dangerous."""
+    check = "launcher's rights"
+    missing = [f"{verb} {resource}" for verb, resource in REQUIRED if not api.may(verb, resource, namespace)]
+    excess = [f"{verb} {resource}" for verb, resource in FORBIDDEN if api.may(verb, resource, namespace)]
+    if missing:
+        yield Finding.failed(
+            check,
+            f"CLOISTER_LAUNCHER: its account may not {', '.join(missing)} in {namespace}: `pulumi up --refresh` "
+            "restores role and binding",
+        )
+    elif excess:
+        yield Finding.failed(
+            check, f"its account may {', '.join(excess)} in {namespace}, which it does not need: remove the binding"
+        )
+    else:
+        yield Finding.ok(check, f"may run RayJobs in {namespace}; may not use secrets, roles or other pods")

@@ -1,0 +1,146 @@
+"""The window of rows of one engine, and isolation of a row that ends the engine."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from ray_job.engines import row_window
+from ray_job.engines.engine_process import EngineDiedError
+from ray_job.engines.row_window import Answer, RowWindow
+from ray_job.errors import EngineUnavailableError
+from ray_job.rows import Request
+
+
+class FragileEngine:
+    """An engine that dies when a deadly request is in flight, with all other requests in flight."""
+
+    def __init__(self, deadly: Sequence[int] = (), external_deaths: int = 0) -> None:
+        self.deaths = 0
+        self.restarts = 0
+        self.runs: list[int] = []
+        self.most_in_flight = 0
+        self._deadly = set(deadly)
+        self._external_deaths = external_deaths
+        self._in_flight: set[int] = set()
+        self._dead = False
+
+    async def ask(self, request: Request) -> Answer:
+        self.runs.append(request.line)
+        self._in_flight.add(request.line)
+        self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
+        for _ in range(50):  # long enough for others to be sent
+            await asyncio.sleep(0)
+        if not self._dead and (self._external_deaths or self._deadly & self._in_flight):
+            self._external_deaths = max(0, self._external_deaths - 1)
+            self.deaths += 1
+            self._dead = True
+        self._in_flight.discard(request.line)
+        if self._dead:
+            raise EngineDiedError
+        return 200, b"{}"
+
+    async def restart(self) -> None:
+        self.restarts += 1
+        self._dead = False
+
+
+def requests(count: int, body: bytes = b'{"model":"m"}') -> list[Request]:
+    return [Request(line=n, custom_id=f"r{n}", url="/v1/completions", body=body) for n in range(1, count + 1)]
+
+
+def run(engine: FragileEngine, rows: Sequence[Request], *, window: int = 64) -> dict[int, Answer]:
+    answers: dict[int, Answer] = {}
+
+    async def finish(request: Request, answer: Answer) -> None:
+        assert request.line not in answers
+        answers[request.line] = answer
+
+    async def answer_all() -> None:
+        opened = RowWindow(engine, finish, rows=window, ahead=16)
+        working = asyncio.create_task(opened.run())
+        for start in range(0, len(rows), 16):
+            await opened.add(rows[start : start + 16])
+        await opened.close()
+        await asyncio.wait_for(working, 30)
+
+    asyncio.run(answer_all())
+    return answers
+
+
+def refused(answers: dict[int, Answer]) -> list[int]:
+    return sorted(line for line, (status, _) in answers.items() if status == 500)
+
+
+def test_every_row_runs_once_while_the_engine_lives() -> None:
+    engine = FragileEngine()
+    assert sorted(run(engine, requests(200))) == list(range(1, 201))
+    assert engine.runs == list(range(1, 201))
+
+
+def test_window_is_filled_and_never_exceeded() -> None:
+    engine = FragileEngine()
+    run(engine, requests(200), window=40)
+    assert engine.most_in_flight == 40
+
+
+def test_large_rows_limit_the_window_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_window, "MAX_BYTES", 100)
+    engine = FragileEngine()
+    run(engine, requests(20, body=b'"' + b"x" * 38 + b'"'), window=40)
+    assert engine.most_in_flight == 2
+
+
+def test_row_above_the_limit_of_bytes_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_window, "MAX_BYTES", 10)
+    engine = FragileEngine()
+    assert len(run(engine, requests(5))) == 5
+    assert engine.most_in_flight == 1
+
+
+def test_only_the_deadly_row_gets_an_error() -> None:
+    engine = FragileEngine(deadly=[131])
+    answers = run(engine, requests(500))
+    assert len(answers) == 500
+    assert refused(answers) == [131]
+    error = json.loads(answers[131][1])["error"]
+    assert error["code"] == "engine_died"
+    assert "'m'" in error["message"]
+
+
+def test_deadly_row_costs_few_restarts() -> None:
+    engine = FragileEngine(deadly=[300])
+    run(engine, requests(1_000), window=512)
+    assert engine.restarts <= 6
+
+
+def test_several_deadly_rows_are_found() -> None:
+    answers = run(FragileEngine(deadly=[1, 30, 31, 64]), requests(64))
+    assert refused(answers) == [1, 30, 31, 64]
+
+
+def test_external_death_blames_no_row() -> None:
+    engine = FragileEngine(external_deaths=2)
+    answers = run(engine, requests(30))
+    assert len(answers) == 30
+    assert refused(answers) == []
+    assert engine.restarts == 2
+
+
+def test_engine_that_does_not_start_again_ends_the_run() -> None:
+    class BrokenEngine(FragileEngine):
+        async def restart(self) -> None:
+            raise EngineUnavailableError("no memory left")
+
+    with pytest.raises(EngineUnavailableError, match="no memory left"):
+        run(BrokenEngine(external_deaths=1), requests(3))
+
+
+def test_unexpected_error_ends_the_run() -> None:
+    class BrokenEngine(FragileEngine):
+        async def ask(self, request: Request) -> Answer:
+            raise KeyError(request.line)
+
+    with pytest.raises(KeyError):
+        run(BrokenEngine(), requests(10))
