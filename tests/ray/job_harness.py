@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,21 +38,26 @@ class Job:
     spec: JobSpec
     environment: Mapping[str, str]
 
-    def start(self) -> subprocess.Popen[str]:
-        """Start `python -m ray_job`."""
-        return subprocess.Popen(
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[str]]:
+        """Start `python -m ray_job`, which ends with the block at the latest."""
+        with subprocess.Popen(
             [sys.executable, "-m", "ray_job"],
             cwd=REPOSITORY,
             env={**self.environment, ENVIRONMENT_VARIABLE: self.spec.to_json()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def run(self) -> tuple[int, str]:
         """Run the job to its end, and return its exit code and output."""
-        process = self.start()
-        output, _ = process.communicate(timeout=600)
+        with self.running() as process:
+            output, _ = process.communicate(timeout=600)
         return process.returncode, output
 
     def parts(self) -> list[Path]:

@@ -1,7 +1,6 @@
 """The direct engine on a real Ray with a real engine: answers, resumption, and the death of an engine."""
 
-import os
-import signal
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -13,9 +12,11 @@ import pytest
 from ray_job.contract.exit_codes import EXIT_NO_MODEL
 from ray_job.object_store import write_part
 from ray_job.rows import part_row
-from tests.ray.job_harness import BATCH_ID, Job, MakeJob, chat
+from tests.ray.job_harness import BATCH_ID, ENGINE_ARGS, Job, MakeJob, chat
 
 pytestmark = pytest.mark.ray
+
+WAIT_S = 300
 
 
 def test_every_line_is_answered_once_with_the_engines_status(make_job: MakeJob, tmp_path: Path) -> None:
@@ -53,15 +54,15 @@ def test_lines_in_a_committed_part_do_not_run_again(make_job: MakeJob) -> None:
 
 def test_killed_engine_among_two_costs_no_row(make_job: MakeJob) -> None:
     lines = 300  # more than ROWS_PER_ENGINE
-    job = make_job([chat(f"Question {n}", max_tokens=32) for n in range(lines)], batch_size=16, concurrency=2)
-    process = job.start()
-    try:
-        _wait_for_parts(job, 2)
-        engine = _wait_for_descendant(process.pid, "VLLM::EngineCore")
+    # Few rows at a time: the engine still has most of them to answer when the first part is committed.
+    engine_args = {**ENGINE_ARGS, "max_num_seqs": 16}
+    bodies = [chat(f"Question {n}", max_tokens=32) for n in range(lines)]
+    job = make_job(bodies, batch_size=16, concurrency=2, engine_args=engine_args)
+    with job.running() as process:
+        engine = _wait_for_descendant(process, "VLLM::EngineCore")
+        _wait_for_parts(job, process)
         engine.kill()
-        output, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
+        output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert [(row.line, row.status) for row in job.rows()] == [(n, 200) for n in range(1, lines + 1)]
 
@@ -115,50 +116,52 @@ def test_model_missing_on_an_engines_node_ends_the_job_with_its_exit_code(
     for file in demo_model.iterdir():
         (source / file.name).symlink_to(file)
     job = make_job([chat("Hello")])
-    process = replace(job, spec=replace(job.spec, model=replace(job.spec.model, source=str(source)))).start()
-    assert process.stdout is not None
-    # The driver has checked its own copy of the model by then, and no engine has.
-    next(line for line in process.stdout if "lines to run" in line)
-    (source / "no-model.txt").write_text("upload the model's directory")
-    output, _ = process.communicate(timeout=300)
+    spec = replace(job.spec, model=replace(job.spec.model, source=str(source)))
+    with replace(job, spec=spec).running() as process:
+        assert process.stdout is not None
+        # The driver has checked its own copy of the model by then, and no engine has.
+        next(line for line in process.stdout if "lines to run" in line)
+        (source / "no-model.txt").write_text("upload the model's directory")
+        output, _ = process.communicate(timeout=600)
     assert process.returncode == EXIT_NO_MODEL, output
     assert output.splitlines()[-1].endswith("upload the model's directory")
 
 
 def test_engine_runs_at_the_niceness_of_its_job(make_job: MakeJob) -> None:
-    process = make_job([chat("Hello")]).start()
-    try:
-        engine = _wait_for_descendant(process.pid, "ray_job.engines.engine_server")
+    with make_job([chat("Hello")]).running() as process:
+        engine = _wait_for_descendant(process, "ray_job.engines.engine_server")
         assert engine.nice() == psutil.Process(process.pid).nice()
-    finally:
         process.terminate()
         process.communicate(timeout=60)
 
 
 def test_terminated_job_leaves_no_engine_behind(make_job: MakeJob) -> None:
     job = make_job([chat(f"Question {n}", max_tokens=64) for n in range(200)], batch_size=16)
-    process = job.start()
-    _wait_for_parts(job, 1)
-    family = psutil.Process(process.pid).children(recursive=True)
-    os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert [p.name() for p in alive] == []
+    with job.running() as process:
+        _wait_for_parts(job, process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert [p.name() for p in alive] == []
 
 
-def _wait_for_parts(job: Job, count: int) -> None:
-    deadline = time.monotonic() + 240
-    while len(job.parts()) < count:
+def _wait_for_parts(job: Job, process: subprocess.Popen[str]) -> None:
+    """Wait until a running job has committed a part."""
+    deadline = time.monotonic() + WAIT_S
+    while not job.parts():
+        assert process.poll() is None, "the job ended before it committed a part"
         assert time.monotonic() < deadline, "no part was committed in time"
         time.sleep(0.1)
 
 
-def _wait_for_descendant(pid: int, name: str) -> psutil.Process:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        for process in psutil.Process(pid).children(recursive=True):
+def _wait_for_descendant(job: subprocess.Popen[str], name: str) -> psutil.Process:
+    """Wait until a running job has a process with this name in its command line."""
+    deadline = time.monotonic() + WAIT_S
+    while job.poll() is None and time.monotonic() < deadline:
+        for process in psutil.Process(job.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 if any(name in word for word in process.cmdline()):
                     return process
         time.sleep(0.1)
-    raise AssertionError(f"no process {name} in time")
+    raise AssertionError(f"no process {name} {'in time' if job.poll() is None else 'before the job ended'}")
