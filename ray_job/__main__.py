@@ -30,7 +30,7 @@ def main() -> int:
         from ray_job.pipeline import run
 
         # Join the Ray cluster of this job, or start Ray here. The workers' output stays out of the job's log.
-        ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=False)
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, configure_logging=False, include_dashboard=False)
         totals = run(spec, progress)
     except Exception as error:  # noqa: BLE001 - reported below
         known = find_job_error(error)

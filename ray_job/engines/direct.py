@@ -56,7 +56,6 @@ class DirectEngine:
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._options = engine_flags(effective_engine_args(spec.model))
         self._twins: dict[int, list[Twin]] = {}
         self._commits: asyncio.Queue[Commit | Exception | None] = asyncio.Queue()
 
@@ -67,7 +66,7 @@ class DirectEngine:
             EngineUnavailableError: the engine ended first, or its model is missing.
         """
         require_model(self._spec.model.source)
-        self._process = EngineProcess(self._options)
+        self._process = EngineProcess(engine_flags(effective_engine_args(self._spec.model)))
         await self._process.wait_ready()
 
     async def open(self, engines: int) -> None:
@@ -103,9 +102,7 @@ class DirectEngine:
 
     async def restart(self) -> None:
         """See ``row_window.Engine``."""
-        await self._process.stop()
-        self._process = EngineProcess(self._options)
-        await self._process.wait_ready()
+        await self._process.restart()
 
     async def _run(self) -> None:
         try:

@@ -19,8 +19,10 @@ import aiohttp
 from ray_job.errors import EngineUnavailableError
 
 ENGINE_SERVER: Final = ("-m", "ray_job.engines.engine_server")
-# The server writes it beside its socket before the socket appears.
+# Files in the directory of a server. Limits are there before the socket, and the exit code when the server ended.
+SOCKET: Final = "s"
 LIMITS_FILE: Final = "limits.json"
+EXIT_FILE: Final = "exit"
 POLL_INTERVAL_S: Final = 0.1
 STOP_TIMEOUT_S: Final = 10.0
 LOG_TAIL_BYTES: Final = 60_000
@@ -51,38 +53,46 @@ class EngineProcess:
         exit_grace_s: float = EXIT_GRACE_S,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="engine-"))
-        self._socket = self.directory / "s"
-        self._log = self.directory / "log"
+        self._program = (*program, str(self.directory), *options)
         self._exit_grace_s = exit_grace_s
+        self._sessions: list[aiohttp.ClientSession] = []
         # Each request in flight is a connection, on both sides; many systems allow 1,024 files by default.
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+        self._start()
+
+    def _start(self) -> None:
+        self._server = 1
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(self.directory)  # vLLM leaves its sockets and rendezvous files there
-        with self._log.open("wb") as log:
+        self.directory.mkdir(exist_ok=True)
+        with (self.directory / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *program, str(self._socket), *options],
+                [sys.executable, *self._program],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
+                bufsize=0,
             )
-        self._sessions: list[aiohttp.ClientSession] = []
+
+    def _file(self, name: str) -> Path:
+        return self.directory / str(self._server) / name
 
     @property
     def max_num_seqs(self) -> int:
         """Sequences that the ready engine runs at once."""
-        return int(json.loads((self.directory / LIMITS_FILE).read_text())["max_num_seqs"])
+        return int(json.loads(self._file(LIMITS_FILE).read_text())["max_num_seqs"])
 
     @property
     def pid(self) -> int:
-        """The process id of the server."""
+        """The process id of the parent of the server."""
         return self._process.pid
 
     def alive(self) -> bool:
-        """Return whether the process is running."""
-        return self._process.poll() is None
+        """Return whether the server is running."""
+        return self._process.poll() is None and not self._file(EXIT_FILE).exists()
 
     async def wait_ready(self) -> None:
         """Wait until the engine answers.
@@ -91,23 +101,25 @@ class EngineProcess:
             EngineUnavailableError: the process exited first. The message holds the last lines of its log and ends with
                 the error of the engine core.
         """
-        while not self._socket.exists():
+        while not self._file(SOCKET).exists():
             if not self.alive():
-                log = self._log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
+                exit_file = self._file(EXIT_FILE)
+                code = exit_file.read_text() if exit_file.exists() else self._process.returncode
+                log = (self.directory / "log").read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
                 last_lines = "\n".join(log[-LOG_TAIL_LINES:])
                 # The core is a separate process. The last lines of vLLM's log report only that it failed.
                 core_errors = [line for line in log if line.startswith("(EngineCore") and " ERROR " in line]
                 core_error = f": {core_errors[-1].rpartition('] ')[2].strip()}" if core_errors else ""
                 raise EngineUnavailableError(
                     f"the last lines of the engine's log:\n{last_lines}\nThe engine ended with exit "
-                    f"code {self._process.returncode} before it was ready; check the model's source and engine_args"
+                    f"code {code} before it was ready; check the model's source and engine_args"
                     f"{core_error}"
                 )
             await asyncio.sleep(POLL_INTERVAL_S)
         # The first session keeps its connections, the second opens a new one for each request.
         self._sessions = [
             aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path=str(self._socket), limit=0, force_close=force_close),
+                connector=aiohttp.UnixConnector(path=str(self._file(SOCKET)), limit=0, force_close=force_close),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
             for force_close in (False, True)
@@ -146,12 +158,30 @@ class EngineProcess:
             await asyncio.sleep(POLL_INTERVAL_S)
         raise EngineDiedError(f"the engine ended while it worked on a request: {type(failure).__name__}") from failure
 
+    async def restart(self) -> None:
+        """Start the engine again and wait until it is ready.
+
+        Raises:
+            EngineUnavailableError: see ``wait_ready``.
+        """
+        await self._close_sessions()
+        if self._process.poll() is None and self._process.stdin is not None:
+            self._server += 1
+            self._process.stdin.write(b"r")
+        else:
+            await asyncio.to_thread(self._stop_process)
+            self._start()
+        await self.wait_ready()
+
     async def stop(self) -> None:
         """Stop the process and remove its files."""
+        await self._close_sessions()
+        await asyncio.to_thread(self._stop_process)
+
+    async def _close_sessions(self) -> None:
         sessions, self._sessions = self._sessions, []
         for session in sessions:
             await session.close()
-        await asyncio.to_thread(self._stop_process)
 
     def _stop_process(self) -> None:
         if self._process.stdin is not None:

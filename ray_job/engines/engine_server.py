@@ -1,32 +1,38 @@
 """vLLM's own OpenAI application on a Unix socket, with a faster start and a reliable end.
 
-``python -m ray_job.engines.engine_server SOCKET [vLLM options]`` serves until its standard input closes.
+``python -m ray_job.engines.engine_server DIRECTORY [vLLM options]`` serves until its standard input closes, and starts
+the engine again for each byte that it reads there.
 
 It differs from vLLM's API server only in how it starts and ends, which clients do not see:
 
-- vLLM is imported once. vLLM's CPU platform and its Ray integration start the engine core as a new Python process,
-  which imports everything again, and its worker a third time. Here the engine core is forked from this process, which
-  is small and has no threads or device state at that point. With a GPU vLLM's own choice applies: it forks unless
-  CUDA is already in use.
-- The model's class is imported once, by this process. vLLM inspects it in another new Python process to keep CUDA
-  out of this one, which a CPU does not need.
-- When the engine core dies, this process exits before it answers any of the core's requests, so that the caller can
+- vLLM is imported once, by a process that does nothing else and uses no device. The server is forked from it, also
+  when the engine starts again.
+- vLLM's CPU platform and its Ray integration start the engine core as a new Python process, which imports everything
+  again, and its worker a third time. Here the engine core is forked from the server, which is small and has no threads
+  or device state at that point. With a GPU vLLM's own choice applies: it forks unless CUDA is already in use.
+- The model's class is imported once. vLLM inspects it in another new Python process to keep CUDA out of this one,
+  which a CPU does not need.
+- When the engine core dies, the server exits before it answers any of the core's requests, so that the caller can
   distinguish a failed request from a dead engine.
-- When the caller dies, its end of the pipe closes and this process exits at once.
+- When the caller dies, its end of the pipe closes and all processes of the engine end at once.
 """
 
 import asyncio
+import contextlib
 import ctypes
+import gc
+import itertools
 import json
 import os
 import shutil
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ray_job.engines.engine_process import LIMITS_FILE
+from ray_job.engines.engine_process import EXIT_FILE, LIMITS_FILE, SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,6 +43,7 @@ EXIT_ENGINE_DIED: Final = 70
 KEEP_ALIVE_S: Final = 86_400
 SERVER_ERROR: Final = 500
 PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def main() -> None:
@@ -44,35 +51,81 @@ def main() -> None:
     # Otherwise vLLM's CPU platform starts a second process for the "uni" executor. The engine core still runs in a
     # separate process.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    end_with_caller(Path(sys.argv[1]).parent)
-    if sys.platform == "linux":
-        # The kernel ends forked children, such as the engine core, when this process exits.
-        libc = ctypes.CDLL(None)
-        os.register_at_fork(after_in_child=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
-    asyncio.run(serve(sys.argv[1], sys.argv[2:]))
+    import vllm.entrypoints.openai.api_server
+    import vllm.v1.engine.async_llm  # noqa: F401 - for the servers, which are forked
+
+    options = sys.argv[2:]
+    run_servers(Path(sys.argv[1]), lambda directory: asyncio.run(serve(directory, options)))
 
 
-def end_with_caller(directory: Path) -> None:
-    """End this process when standard input closes, which the kernel does for a caller that was killed.
+def run_servers(directory: Path, serve: "Callable[[Path], None]") -> None:
+    """Run a server in a forked child, and another one for each byte on standard input, until it closes.
+
+    The child's directory, ``directory/N`` for the Nth server, has a file ``exit`` with its exit code once it ended.
+    All its processes have ended before the next one starts, so that their memory is free.
 
     Args:
-        directory: the directory of the socket and the log. It is removed, because the caller no longer can.
+        directory: it is removed at the end, because a caller that was killed cannot.
+        serve: runs the server in its own directory.
     """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        # The kernel ends forked children, such as the engine core, when this process exits. Their orphans become
+        # children of this process.
+        os.register_at_fork(after_in_child=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    gc.freeze()  # a collection would copy the pages that the child shares
+    for number in itertools.count(1):
+        place = directory / str(number)
+        place.mkdir()
+        child = os.fork()
+        if child == 0:
+            _serve_in_child(place, serve)
+        os.setpgid(child, child)
+        # The child remains a zombie, so its number is not given to another process.
+        waiter = threading.Thread(target=_record_exit, args=(child, place), daemon=True)
+        waiter.start()
+        again = os.read(0, 1)
+        os.killpg(child, signal.SIGKILL)
+        waiter.join()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-child, 0):
+                pass
+        if not again:
+            break
+    shutil.rmtree(directory, ignore_errors=True)
 
-    def wait() -> None:
-        while os.read(0, 4096):
-            pass
-        shutil.rmtree(directory, ignore_errors=True)
-        os._exit(0)
 
-    threading.Thread(target=wait, daemon=True, name="end-with-caller").start()
+def _serve_in_child(place: Path, serve: "Callable[[Path], None]") -> None:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        serve(place)
+        code = 0
+    except SystemExit as end:  # such as vLLM's parser of options
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:  # noqa: BLE001 - the caller reads it in the log
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
-async def serve(socket_path: str, options: list[str]) -> None:
+def _record_exit(child: int, place: Path) -> None:
+    end = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    if end is not None:
+        code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        (place / f"{EXIT_FILE}.new").write_text(str(code))
+        (place / f"{EXIT_FILE}.new").rename(place / EXIT_FILE)
+
+
+async def serve(directory: Path, options: list[str]) -> None:
     """Start the engine and serve vLLM's application. The socket appears when the engine is ready.
 
     Args:
-        socket_path: the socket to create.
+        directory: place of the socket and of the file of limits.
         options: vLLM's command-line options.
     """
     import uvicorn
@@ -111,8 +164,8 @@ async def serve(socket_path: str, options: list[str]) -> None:
         app = build_app(arguments, tasks, engine.vllm_config.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
         limits = {"max_num_seqs": vllm_config.scheduler_config.max_num_seqs}
-        Path(socket_path).with_name(LIMITS_FILE).write_text(json.dumps(limits))
-        await uvicorn.Server(server_config(end_with_engine(app, engine), socket_path)).serve()
+        (directory / LIMITS_FILE).write_text(json.dumps(limits))
+        await uvicorn.Server(server_config(end_with_engine(app, engine), directory / SOCKET)).serve()
     finally:
         engine.shutdown()
 
@@ -137,7 +190,7 @@ def end_with_engine(app: Any, engine: Any) -> Any:
     return wrapped
 
 
-def server_config(app: Any, socket_path: str, *, lifespan: Literal["on", "off"] = "on") -> "uvicorn.Config":
+def server_config(app: Any, socket_path: Path, *, lifespan: Literal["on", "off"] = "on") -> "uvicorn.Config":
     """Return the configuration of the HTTP server.
 
     Args:
@@ -149,7 +202,7 @@ def server_config(app: Any, socket_path: str, *, lifespan: Literal["on", "off"] 
 
     return uvicorn.Config(
         app,
-        uds=socket_path,
+        uds=str(socket_path),
         access_log=False,
         log_level="warning",
         lifespan=lifespan,

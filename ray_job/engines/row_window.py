@@ -2,17 +2,20 @@
 
 Each answer makes room for the next row, so the engine never waits for the slowest row of a group.
 
-Rows that were in flight when the engine died are suspects. They run again in a few groups with nothing beside them,
-newest first: most rows that end an engine do so in their first step. A group that ends the engine is split again,
+Rows that were in flight when the engine died are suspects. Most rows that end an engine do so in their first step, so
+each suspect runs that step alone, newest first. If none of them ends the engine, they run again beside other rows.
+Suspects of a second death run in a few groups with nothing beside them. A group that ends the engine is split again,
 until one row is alone. A row that ends the engine twice while it is alone gets an error. When something else ended
-the engine, its rows run a second time and none of them is blamed.
+the engine, its rows run again and none of them is blamed.
 """
 
 import asyncio
 import json
 import math
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from ray_job.contract.lines import error_body
@@ -20,7 +23,10 @@ from ray_job.engines.engine_process import EngineDiedError
 from ray_job.rows import Request
 
 Answer = tuple[int, bytes]
+Finish = Callable[[Request, Answer], Awaitable[None]]
 
+# Time for the first steps of suspects. Each takes some hundredths of a second.
+PROBE_TIME_S: Final = 10.0
 # Suspects are split into this many groups: 512 rows are 3 deaths away from a row alone, at most 8 runs each.
 GROUPS: Final = 8
 DEATHS_ALONE: Final = 2
@@ -52,15 +58,14 @@ class RowWindow:
         ahead: ``add`` blocks while this many rows wait.
     """
 
-    def __init__(
-        self, engine: Engine, finish: Callable[[Request, Answer], Awaitable[None]], *, rows: int, ahead: int
-    ) -> None:
+    def __init__(self, engine: Engine, finish: Finish, *, rows: int, ahead: int) -> None:
         self._engine = engine
         self._finish = finish
         self._rows = rows
         self._ahead = ahead
         self._waiting: deque[Request] = deque()
         self._in_flight: dict[int, Request] = {}
+        self._suspected: set[int] = set()
         self._bytes = 0
         self._died = False
         self._closed = False
@@ -88,7 +93,7 @@ class RowWindow:
         try:
             while suspects := await self._answer_waiting():
                 await self._engine.restart()
-                await self._isolate(suspects)
+                await self._retry(suspects)
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -102,7 +107,7 @@ class RowWindow:
                         break
                     request = self._waiting.popleft()
                     self._changed.notify_all()
-                self._send(request, tasks)
+                self._send(request, self._finish, tasks)
         return self._take_unanswered()
 
     def _can_proceed(self) -> bool:
@@ -111,16 +116,36 @@ class RowWindow:
         fits = self._bytes + len(self._waiting[0].body) <= MAX_BYTES
         return not self._in_flight or (fits and len(self._in_flight) < self._rows)
 
-    async def _isolate(self, suspects: Sequence[Request]) -> None:
-        """Answer suspects in groups with nothing beside them. The engine is ready."""
+    async def _retry(self, suspects: Sequence[Request]) -> None:
+        """Find the row that ended the engine, or let the suspects wait again. The engine is ready."""
+        new = [request for request in suspects if request.line not in self._suspected]
+        self._suspected.update(request.line for request in new)
+        deadline = time.monotonic() + PROBE_TIME_S
+        for request in new:
+            if time.monotonic() > deadline:
+                break
+            if await self._run_alone([replace(request, body=first_step(request))], _discard):
+                await self._engine.restart()
+                await self._isolate([request], deaths=1)
+                suspects = [each for each in suspects if each is not request]
+                break
+        else:
+            await self._isolate([request for request in suspects if request not in new])
+            suspects = new
+        self._waiting.extendleft(suspects)
+
+    async def _isolate(self, suspects: Sequence[Request], *, deaths: int = 0) -> None:
+        """Answer suspects in groups with nothing beside them. The engine is ready.
+
+        Args:
+            suspects: rows, newest first.
+            deaths: how often a single suspect has ended the engine while it was alone.
+        """
         size = math.ceil(len(suspects) / GROUPS)
-        for start in range(0, len(suspects), size):
+        for start in range(0, len(suspects), max(1, size)):
             group: Sequence[Request] = suspects[start : start + size]
-            for _ in range(DEATHS_ALONE if len(group) == 1 else 1):
-                async with asyncio.TaskGroup() as tasks:
-                    for request in group:
-                        self._send(request, tasks)
-                unanswered = self._take_unanswered()
+            for _ in range(DEATHS_ALONE - deaths if len(group) == 1 else 1):
+                unanswered = await self._run_alone(group, self._finish)
                 if not unanswered:
                     break
                 await self._engine.restart()
@@ -137,14 +162,21 @@ class RowWindow:
             elif unanswered:
                 await self._isolate(unanswered)
 
-    def _send(self, request: Request, tasks: asyncio.TaskGroup) -> None:
+    async def _run_alone(self, group: Sequence[Request], finish: Finish) -> list[Request]:
+        """Answer rows with nothing beside them. Return those that the engine's death left unanswered, newest first."""
+        async with asyncio.TaskGroup() as tasks:
+            for request in group:
+                self._send(request, finish, tasks)
+        return self._take_unanswered()
+
+    def _send(self, request: Request, finish: Finish, tasks: asyncio.TaskGroup) -> None:
         self._in_flight[request.line] = request
         self._bytes += len(request.body)
-        tasks.create_task(self._ask(request))
+        tasks.create_task(self._ask(request, finish))
 
-    async def _ask(self, request: Request) -> None:
+    async def _ask(self, request: Request, finish: Finish) -> None:
         try:
-            await self._finish(request, await self._engine.ask(request))
+            await finish(request, await self._engine.ask(request))
             del self._in_flight[request.line]
         except EngineDiedError:
             self._died = True
@@ -158,3 +190,16 @@ class RowWindow:
         self._in_flight.clear()
         self._died = False
         return unanswered
+
+
+def first_step(request: Request) -> bytes:
+    """Return the request's body with one generated token."""
+    body = json.loads(request.body)
+    if request.url.endswith("/completions"):
+        body |= {"max_tokens": 1, "max_completion_tokens": 1}
+        body.pop("min_tokens", None)
+    return json.dumps(body).encode()
+
+
+async def _discard(_: Request, __: Answer) -> None:
+    pass

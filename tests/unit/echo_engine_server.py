@@ -1,6 +1,6 @@
 """An engine server without an engine: it answers each request with the request's own body.
 
-``python echo_engine_server.py SOCKET [KEEP_ALIVE_S]`` serves with the configuration of the real engine server.
+``python echo_engine_server.py DIRECTORY [KEEP_ALIVE_S]`` serves with the configuration of the real engine server.
 ``/sleep`` never answers. ``/half`` breaks the connection in the middle of its answer.
 """
 
@@ -11,7 +11,8 @@ from typing import Any
 
 import uvicorn
 
-from ray_job.engines.engine_server import end_with_caller, server_config
+from ray_job.engines.engine_process import SOCKET
+from ray_job.engines.engine_server import run_servers, server_config
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -26,13 +27,16 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % length)]})
     await send({"type": "http.response.body", "body": body, "more_body": half})
     if half:
-        with Path(sys.argv[1]).with_name("halves").open("a") as file:
+        with (Path(sys.argv[1]) / "halves").open("a") as file:
             file.write("x")
 
 
-if __name__ == "__main__":
-    end_with_caller(Path(sys.argv[1]).parent)
-    config = server_config(echo, sys.argv[1], lifespan="off")
+def serve(directory: Path) -> None:
+    config = server_config(echo, directory / SOCKET, lifespan="off")
     if len(sys.argv) > 2:
         config.timeout_keep_alive = float(sys.argv[2])
     uvicorn.Server(config).run()
+
+
+if __name__ == "__main__":
+    run_servers(Path(sys.argv[1]), serve)

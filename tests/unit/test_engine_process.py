@@ -40,7 +40,7 @@ def test_server_keeps_connections_while_the_caller_stalls() -> None:
     async def run() -> None:
         async with running_engine() as engine:
             assert await post_many(engine) == ANSWERS
-            server = psutil.Process(engine.pid)
+            (server,) = psutil.Process(engine.pid).children()
             open_files = server.num_fds()
             time.sleep(6)  # noqa: ASYNC251 - the caller's event loop stalls; uvicorn's default is 5 s
             assert server.num_fds() == open_files
@@ -74,15 +74,32 @@ def test_posts_on_connections_that_the_server_closed_are_answered() -> None:
     asyncio.run(run())
 
 
-def test_post_to_an_engine_that_is_killed_raises() -> None:
+@pytest.mark.parametrize("parent", [False, True], ids=["server", "its parent"])
+def test_killed_engine_raises_and_starts_again(parent: bool) -> None:
     async def run() -> None:
         async with running_engine() as engine:
+            (server,) = psutil.Process(engine.pid).children()
             post = asyncio.create_task(engine.post("/sleep", b"{}"))
             await asyncio.sleep(0.2)
-            os.kill(engine.pid, signal.SIGKILL)
+            os.kill(engine.pid if parent else server.pid, signal.SIGKILL)
             with pytest.raises(EngineDiedError):
                 await post
             assert not engine.alive()
+            await engine.restart()
+            assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+            assert await engine.post("/echo", b"again") == (200, b"again")
+
+    asyncio.run(run())
+
+
+def test_engine_ends_with_its_caller() -> None:
+    async def run() -> None:
+        engine = EngineProcess([], program=[SERVER])
+        await engine.wait_ready()
+        (server,) = psutil.Process(engine.pid).children()
+        await engine.stop()
+        assert not server.is_running()
+        assert not engine.directory.exists()
 
     asyncio.run(run())
 

@@ -8,7 +8,7 @@ import pytest
 
 from ray_job.engines import row_window
 from ray_job.engines.engine_process import EngineDiedError
-from ray_job.engines.row_window import Answer, RowWindow
+from ray_job.engines.row_window import Answer, RowWindow, first_step
 from ray_job.errors import EngineUnavailableError
 from ray_job.rows import Request
 
@@ -16,19 +16,21 @@ from ray_job.rows import Request
 class FragileEngine:
     """An engine that dies when a deadly request is in flight, with all other requests in flight."""
 
-    def __init__(self, deadly: Sequence[int] = (), external_deaths: int = 0) -> None:
+    def __init__(self, deadly: Sequence[int] = (), external_deaths: int = 0, *, late: bool = False) -> None:
         self.deaths = 0
         self.restarts = 0
         self.runs: list[int] = []
         self.most_in_flight = 0
         self._deadly = set(deadly)
+        self._late = late  # deadly requests kill it after their first step
         self._external_deaths = external_deaths
         self._in_flight: set[int] = set()
         self._dead = False
 
     async def ask(self, request: Request) -> Answer:
         self.runs.append(request.line)
-        self._in_flight.add(request.line)
+        if not (self._late and json.loads(request.body).get("max_tokens") == 1):
+            self._in_flight.add(request.line)
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
         for _ in range(50):  # long enough for others to be sent
             await asyncio.sleep(0)
@@ -99,8 +101,9 @@ def test_row_above_the_limit_of_bytes_runs_alone(monkeypatch: pytest.MonkeyPatch
     assert engine.most_in_flight == 1
 
 
-def test_only_the_deadly_row_gets_an_error() -> None:
-    engine = FragileEngine(deadly=[131])
+@pytest.mark.parametrize("late", [False, True])
+def test_only_the_deadly_row_gets_an_error(late: bool) -> None:
+    engine = FragileEngine(deadly=[131], late=late)
     answers = run(engine, requests(500))
     assert len(answers) == 500
     assert refused(answers) == [131]
@@ -109,15 +112,35 @@ def test_only_the_deadly_row_gets_an_error() -> None:
     assert "'m'" in error["message"]
 
 
-def test_deadly_row_costs_few_restarts() -> None:
-    engine = FragileEngine(deadly=[300])
+@pytest.mark.parametrize(("late", "most"), [(False, 3), (True, 7)])
+def test_deadly_row_costs_few_restarts(late: bool, most: int) -> None:
+    engine = FragileEngine(deadly=[300], late=late)
     run(engine, requests(1_000), window=512)
-    assert engine.restarts <= 6
+    assert engine.restarts <= most
 
 
-def test_several_deadly_rows_are_found() -> None:
-    answers = run(FragileEngine(deadly=[1, 30, 31, 64]), requests(64))
+@pytest.mark.parametrize("late", [False, True])
+def test_several_deadly_rows_are_found(late: bool) -> None:
+    answers = run(FragileEngine(deadly=[1, 30, 31, 64], late=late), requests(64))
     assert refused(answers) == [1, 30, 31, 64]
+
+
+def test_suspects_that_take_too_long_alone_are_found_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_window, "PROBE_TIME_S", -1)
+    answers = run(FragileEngine(deadly=[12]), requests(64))
+    assert refused(answers) == [12]
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "sent"),
+    [
+        ("/v1/completions", {"min_tokens": 3, "n": 2}, {"n": 2, "max_tokens": 1, "max_completion_tokens": 1}),
+        ("/v1/embeddings", {"input": "x"}, {"input": "x"}),
+    ],
+)
+def test_first_step_generates_one_token(url: str, body: dict[str, object], sent: dict[str, object]) -> None:
+    request = Request(line=1, custom_id="r", url=url, body=json.dumps(body).encode())
+    assert json.loads(first_step(request)) == sent
 
 
 def test_external_death_blames_no_row() -> None:
