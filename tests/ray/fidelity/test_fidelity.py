@@ -54,10 +54,10 @@ def _flags(source: Path, model: str, engine_args: Mapping[str, Any]) -> list[str
     ],
 )
 def test_every_body_and_status_equals_vllms(
-    make_job: MakeJob, answers: Mapping[str, Answer], endpoint: str, model: str, engine_args: dict[str, Any]
+    make_joining_job: MakeJob, answers: Mapping[str, Answer], endpoint: str, model: str, engine_args: dict[str, Any]
 ) -> None:
     lines = [line for line in corpus() if line["url"] == endpoint]
-    job = make_job(
+    job = make_joining_job(
         [line["body"] for line in lines], endpoint=endpoint, id=model, engine_args=engine_args, batch_size=16
     )
     exit_code, output = job.run()
