@@ -3,10 +3,10 @@
 Each answer makes room for the next row, so the engine never waits for the slowest row of a group.
 
 Rows that were in flight when the engine died are suspects. Most rows that end an engine do so in their first step, so
-each suspect runs that step alone, newest first. If none of them ends the engine, they run again beside other rows.
-Suspects of a second death run in a few groups with nothing beside them. A group that ends the engine is split again,
-until one row is alone. A row that ends the engine twice while it is alone gets an error. When something else ended
-the engine, its rows run again and none of them is blamed.
+each suspect runs that step alone, newest first. One that ends the engine waits until all other rows are answered. If
+none of them does, they run again beside other rows. Suspects of a second death run in a few groups with nothing beside
+them. A group that ends the engine is split again, until one row is alone. A row that ends the engine twice while it is
+alone gets an error. When something else ended the engine, its rows run again and none of them is blamed.
 """
 
 import asyncio
@@ -66,8 +66,10 @@ class RowWindow:
         self._waiting: deque[Request] = deque()
         self._in_flight: dict[int, Request] = {}
         self._suspected: set[int] = set()
+        self._ended_engine: list[Request] = []
         self._bytes = 0
-        self._died = False
+        self._died = False  # while rows were in flight
+        self._dead = False
         self._closed = False
         self._changed = asyncio.Condition()
 
@@ -92,8 +94,9 @@ class RowWindow:
         """
         try:
             while suspects := await self._answer_waiting():
-                await self._engine.restart()
                 await self._retry(suspects)
+            for request in self._ended_engine:
+                await self._isolate([request], deaths=1)
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
@@ -107,6 +110,7 @@ class RowWindow:
                         break
                     request = self._waiting.popleft()
                     self._changed.notify_all()
+                await self._start_engine()
                 self._send(request, self._finish, tasks)
         return self._take_unanswered()
 
@@ -117,16 +121,16 @@ class RowWindow:
         return not self._in_flight or (fits and len(self._in_flight) < self._rows)
 
     async def _retry(self, suspects: Sequence[Request]) -> None:
-        """Find the row that ended the engine, or let the suspects wait again. The engine is ready."""
+        """Find the row that ended the engine, or let the suspects wait again."""
         new = [request for request in suspects if request.line not in self._suspected]
         self._suspected.update(request.line for request in new)
+        await self._start_engine()
         deadline = time.monotonic() + PROBE_TIME_S
         for request in new:
             if time.monotonic() > deadline:
                 break
             if await self._run_alone([replace(request, body=first_step(request))], _discard):
-                await self._engine.restart()
-                await self._isolate([request], deaths=1)
+                self._ended_engine.append(request)
                 suspects = [each for each in suspects if each is not request]
                 break
         else:
@@ -135,7 +139,7 @@ class RowWindow:
         self._waiting.extendleft(suspects)
 
     async def _isolate(self, suspects: Sequence[Request], *, deaths: int = 0) -> None:
-        """Answer suspects in groups with nothing beside them. The engine is ready.
+        """Answer suspects in groups with nothing beside them.
 
         Args:
             suspects: rows, newest first.
@@ -148,7 +152,6 @@ class RowWindow:
                 unanswered = await self._run_alone(group, self._finish)
                 if not unanswered:
                     break
-                await self._engine.restart()
             if unanswered and len(group) == 1:
                 body = error_body(
                     f"The engine of model {json.loads(group[0].body).get('model')!r} ended each time it ran this "
@@ -164,6 +167,7 @@ class RowWindow:
 
     async def _run_alone(self, group: Sequence[Request], finish: Finish) -> list[Request]:
         """Answer rows with nothing beside them. Return those that the engine's death left unanswered, newest first."""
+        await self._start_engine()
         async with asyncio.TaskGroup() as tasks:
             for request in group:
                 self._send(request, finish, tasks)
@@ -184,10 +188,17 @@ class RowWindow:
             self._bytes -= len(request.body)
             self._changed.notify_all()
 
+    async def _start_engine(self) -> None:
+        """Start the engine again if it has died."""
+        if self._dead:
+            await self._engine.restart()
+            self._dead = False
+
     def _take_unanswered(self) -> list[Request]:
         """Return the rows that the engine's death left unanswered, newest first."""
         unanswered = list(reversed(self._in_flight.values()))
         self._in_flight.clear()
+        self._dead = self._dead or self._died
         self._died = False
         return unanswered
 

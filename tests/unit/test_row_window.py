@@ -112,7 +112,7 @@ def test_only_the_deadly_row_gets_an_error(late: bool) -> None:
     assert "'m'" in error["message"]
 
 
-@pytest.mark.parametrize(("late", "most"), [(False, 3), (True, 7)])
+@pytest.mark.parametrize(("late", "most"), [(False, 2), (True, 6)])
 def test_deadly_row_costs_few_restarts(late: bool, most: int) -> None:
     engine = FragileEngine(deadly=[300], late=late)
     run(engine, requests(1_000), window=512)
