@@ -17,7 +17,6 @@ It differs from vLLM's API server only in how it starts and ends, which clients 
 - When the caller dies, its end of the pipe closes and all processes of the engine end at once.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import gc
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from ray_job.engines.engine_process import EXIT_FILE, LIMITS_FILE, SOCKET
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Awaitable, Callable
 
     import uvicorn
@@ -51,11 +51,36 @@ def main() -> None:
     # Otherwise vLLM's CPU platform starts a second process for the "uni" executor. The engine core still runs in a
     # separate process.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    import vllm.entrypoints.openai.api_server
-    import vllm.v1.engine.async_llm  # noqa: F401 - for the servers, which are forked
+    import uvloop
 
-    options = sys.argv[2:]
-    run_servers(Path(sys.argv[1]), lambda directory: asyncio.run(serve(directory, options)))
+    arguments = import_vllm(sys.argv[2:])
+    run_servers(Path(sys.argv[1]), lambda directory: uvloop.run(serve(directory, arguments)))
+
+
+def import_vllm(options: list[str]) -> "Namespace":
+    """Import what the servers and, on a CPU, their engine cores need. Return the parsed options of vLLM."""
+    import vllm.entrypoints.openai.api_server
+    import vllm.v1.engine.async_llm
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:  # its place before vLLM 0.30
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+    arguments: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    if current_platform.is_cpu():
+        import vllm.v1.worker.cpu_worker  # noqa: F401 - for the engine cores
+        from vllm.model_executor.models import ModelRegistry
+
+        # Import the class of the model's architecture here. Architectures that vLLM does not know are left to it.
+        file = Path(arguments.model) / "config.json"
+        config = json.loads(file.read_text()) if file.exists() else {}
+        for architecture in config.get("architectures") or ():
+            if (known := ModelRegistry.models.get(architecture)) is not None:
+                ModelRegistry.register_model(architecture, known.load_model_cls())
+    return arguments
 
 
 def run_servers(directory: Path, serve: "Callable[[Path], None]") -> None:
@@ -121,36 +146,20 @@ def _record_exit(child: int, place: Path) -> None:
         (place / f"{EXIT_FILE}.new").rename(place / EXIT_FILE)
 
 
-async def serve(directory: Path, options: list[str]) -> None:
+async def serve(directory: Path, arguments: "Namespace") -> None:
     """Start the engine and serve vLLM's application. The socket appears when the engine is ready.
 
     Args:
         directory: place of the socket and of the file of limits.
-        options: vLLM's command-line options.
+        arguments: vLLM's options.
     """
     import uvicorn
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.openai.api_server import build_app, init_app_state
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    except ImportError:  # its place before vLLM 0.30
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
-
-    arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
-    if current_platform.is_cpu():
-        from vllm.model_executor.models import ModelRegistry
-
-        # Import the class of the model's architecture here. Architectures that vLLM does not know are left to it.
-        file = Path(arguments.model) / "config.json"
-        config = json.loads(file.read_text()) if file.exists() else {}
-        for architecture in config.get("architectures") or ():
-            if (known := ModelRegistry.models.get(architecture)) is not None:
-                ModelRegistry.register_model(architecture, known.load_model_cls())
     usage_context = UsageContext.OPENAI_API_SERVER
     vllm_config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(usage_context=usage_context)
     if current_platform.is_cpu():
