@@ -36,10 +36,14 @@ def preview_values(values: Mapping[str, Any], secret_keys: frozenset[str]) -> Re
     config = {
         f"cloister:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
     }
-    return record(run, config=config, secret_keys=frozenset(f"cloister:{key}" for key in secret_keys), stack="dev")
+    return _record(tuple(config.items()), frozenset(f"cloister:{key}" for key in secret_keys))
 
 
 @cache
+def _record(config: tuple[tuple[str, str], ...], secret_keys: frozenset[str]) -> Recording:
+    return record(run, config=dict(config), secret_keys=secret_keys, stack="dev")
+
+
 def preview(name: str = "dev") -> Recording:
     text = stack_text(name)
     return preview_values(text.values, text.secret_keys)

@@ -33,7 +33,7 @@ def api_pool(postgres_server_url: str, _template_database: str) -> Iterator[Pool
     """A database for all API tests of a file; each test has its own project in it."""
     name = f"api_{next(_numbers)}"
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_template_database}")  # type: ignore[arg-type]
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {_template_database} STRATEGY FILE_COPY")  # type: ignore[arg-type]
         with open_pool(postgres_server_url.replace("/postgres?", f"/{name}?"), max_size=4) as opened:
             yield opened
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
