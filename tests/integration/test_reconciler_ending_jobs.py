@@ -1,5 +1,6 @@
 """Batches whose lines are all reported while their job is still ending."""
 
+import dataclasses
 from pathlib import Path
 
 import psycopg
@@ -11,6 +12,7 @@ from service.errors import LauncherError
 from service.ports import JobState
 from service.reconciler.loop import batches_to_advance
 from service.reconciler.steps import advance, step
+from service.workspace import Workspace
 from tests.integration.reconciler_harness import (
     BATCH,
     FAILED,
@@ -228,6 +230,16 @@ def test_next_job_is_launched_when_the_ending_one_is_gone(stack: Stack) -> None:
     stack.sql("UPDATE batches SET job_ending_since = now() - interval '5 min' WHERE id = %s", BATCH)
     stack.advance()  # a job that does not stop holds its slot no longer than the grace
     assert sorted(due()) == [BATCH, "next"]
+
+
+def test_job_that_has_ended_holds_no_slot_while_the_workspace_is_full(stack: Stack, tmp_path: Path) -> None:
+    finalizing(stack)
+    stack.end_job()
+    full = dataclasses.replace(stack.backends, workspace=Workspace(tmp_path / "missing"))
+    with pytest.raises(FileNotFoundError):
+        step(full, BATCH)
+    assert (stack.batch()["status"], stack.batch()["job_ending_since"]) == ("finalizing", None)
+    assert stack.advance()["status"] == "completed"
 
 
 def test_gpu_seconds_count_until_the_job_has_ended(stack: Stack) -> None:
