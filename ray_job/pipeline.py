@@ -42,7 +42,7 @@ def run(spec: JobSpec, progress: ProgressReporter) -> Totals:
     """
     require_model(spec.model.source)
     committed: set[int] = set()
-    totals = Totals()
+    totals, expected = Totals(), 0
     for header in read_part_headers(spec.object_store, spec.batch_id):
         for line, outcome, usage in zip(header.lines, header.outcomes, header.usage, strict=True):
             if line not in committed:  # a line in two parts counts once
@@ -52,7 +52,8 @@ def run(spec: JobSpec, progress: ProgressReporter) -> Totals:
     def report(part: Totals) -> None:
         nonlocal totals
         totals += part
-        progress.report(totals)
+        # The service finalizes the batch when the last line is reported, while this job is still ending.
+        progress.report(totals, final=totals.completed + totals.failed == expected)
 
     with DirectRun(spec, report) as direct:
         if spec.model.engine == "direct" and not committed:
@@ -62,6 +63,7 @@ def run(spec: JobSpec, progress: ProgressReporter) -> Totals:
             logger.info("%s lines to run, %s committed by earlier attempts", lines.total, len(committed))
             if lines.total > len(lines):
                 logger.info("%s of them share the answer of an equal line", lines.total - len(lines))
+            expected = len(committed) + lines.total
             progress.report(totals, final=True)
             if len(lines) and spec.model.engine == "direct":
                 direct.answer(lines)

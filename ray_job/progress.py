@@ -53,14 +53,16 @@ class ProgressReporter:
         self._clock = clock
         self._next_report = clock()
         self._connection: psycopg.Connection | None = None
+        self._accepted: Totals | None = None
 
     def report(self, totals: Totals, *, final: bool = False) -> None:
-        """Send the totals if a report is due, or at once if it is the final one.
+        """Send the totals if a report is due, or at once if it is the final one and they have changed.
 
         Raises:
             SupersededError: the database refuses the progress of this attempt.
         """
-        if not self._spec.database_url or (self._clock() < self._next_report and not final):
+        is_due = self._accepted != totals if final else self._clock() >= self._next_report
+        if not self._spec.database_url or not is_due:
             return
         self._next_report = self._clock() + INTERVAL_S
         try:
@@ -74,6 +76,7 @@ class ProgressReporter:
             raise SupersededError(
                 f"attempt {self._spec.attempt} of {self._spec.batch_id} is not the current one any more"
             )
+        self._accepted = totals
 
     def _send(self, totals: Totals) -> bool:
         if self._connection is None:

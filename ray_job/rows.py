@@ -3,10 +3,14 @@
 import json
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
-from ray_job.contract.lines import error_body, response_line
+from ray_job.contract.lines import error_body, error_line, response_line
 from ray_job.contract.parts import PartRow, Usage
 from ray_job.errors import InputError
+
+# Stands for a status where a request got no response. The body is then the ``error`` of the line.
+NO_RESPONSE: Final = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,19 @@ def parse_request(line: int, raw: bytes) -> Request:
         ) from None
 
 
+def timed_out(timeout_s: float) -> tuple[int, bytes]:
+    """Return the status and the body of a request that the engine did not answer in time.
+
+    The code is OpenAI's, for a line without a response.
+    Source: https://platform.openai.com/docs/api-reference/batch/request-output.
+    """
+    message = (
+        f"The engine did not answer this request within {timeout_s:,g} s. Lower max_tokens, or have request_timeout_s "
+        "of the model raised, and send the line again."
+    )
+    return NO_RESPONSE, json.dumps({"code": "request_timeout", "message": message}).encode()
+
+
 def part_row(batch_id: str, line: int, custom_id: str, status_code: int, body: bytes) -> PartRow:
     """Return the finished row of a response: a line of the output file (status 2xx) or of the error file.
 
@@ -51,9 +68,11 @@ def part_row(batch_id: str, line: int, custom_id: str, status_code: int, body: b
         batch_id: the batch of the line.
         line: the line number in the input file, from 1.
         custom_id: the client's id of the request.
-        status_code: the HTTP status of the response.
+        status_code: the HTTP status of the response, or ``NO_RESPONSE``.
         body: the response body.
     """
+    if status_code == NO_RESPONSE:
+        return PartRow(line=line, outcome="failed", data=error_line(batch_id, line, custom_id, json.loads(body)))
     completed = HTTPStatus.OK <= status_code < HTTPStatus.MULTIPLE_CHOICES
     try:
         parsed = json.loads(body)

@@ -93,6 +93,13 @@ class ModelEntry(Section):
         default=4,
         unit="calls",
     )
+    request_timeout_s: Count = key(
+        "the longest time for the answer to one line in the engines `direct` and `http`; a line that takes longer gets "
+        "the error `request_timeout`",
+        600,
+        default=3_600,
+        unit="seconds",
+    )
     engine_args: dict[str, Any] = key(
         "vLLM's engine arguments by vLLM's names", {"dtype": "float16", "max_model_len": 8192}, default={}
     )

@@ -15,6 +15,10 @@ accepts the job. If the reconciler dies in between, it launches the same job id 
 the launcher no longer knows counts as failed: Ray may have been restarted, but a Ray that dies each time must not keep
 a batch forever.
 
+A batch goes to ``finalizing`` when its job has reported a result for each line and the parts confirm it. The job may
+then still be ending: it keeps its slot, and the parts stay until its end was observed. If a line is missing although
+it was reported, the batch waits for its job's end. A job whose end leaves lines without a result counts as failed.
+
 A batch is given up in two steps: first the reason is recorded, then, once its job has stopped, the batch fails. The
 reason survives a crash in between, and what the job commits before it stops is delivered.
 """
@@ -64,6 +68,8 @@ LAUNCH_REFUSED_LIMIT: Final = timedelta(minutes=30)
 # How long an ending batch waits for its job to stop. What a job writes later is left out of the results, and deleted
 # once the job has stopped. The job also receives the order to stop with its next progress report.
 STOP_GRACE: Final = timedelta(minutes=5)
+# How long a job has to end by itself once its batch has ended; it has nothing left to do, but holds its GPUs.
+EXIT_LIMIT: Final = timedelta(minutes=1)
 # States of a job that may still write parts.
 ALIVE: Final = frozenset({JobState.PENDING, JobState.RUNNING})
 
@@ -91,6 +97,8 @@ class BatchView:
         committed_parts: how many parts were committed when the last of them failed.
         has_results: whether any of its lines has a result.
         launch_refused_at: when the launch of the newest job was first refused; None if it was not.
+        all_reported: whether its newest job has reported a result for each line, and no check disproved it.
+        job_ending_since: when it went to ``finalizing`` while its job was still ending; None once the job has ended.
         giving_up_at: when it was given up; None if it was not.
         giving_up_code: the error code of the reason that was recorded then.
         giving_up_message: the message of that reason.
@@ -106,6 +114,8 @@ class BatchView:
     committed_parts: int = 0
     has_results: bool = False
     launch_refused_at: datetime | None = None
+    all_reported: bool = False
+    job_ending_since: datetime | None = None
     giving_up_at: datetime | None = None
     giving_up_code: str | None = None
     giving_up_message: str | None = None
@@ -116,14 +126,14 @@ class BatchView:
         return self.finalizing_at is not None and self.finalizing_at >= self.expires_at
 
     def stop_grace_is_over(self, now: datetime) -> bool:
-        """Return whether it has waited long enough for its job to stop and ends regardless of the job."""
+        """Return whether it has waited long enough for its job to stop and goes on regardless of the job."""
         match self.status:
             case BatchStatus.IN_PROGRESS:
                 return now >= (self.giving_up_at or self.expires_at) + STOP_GRACE
             case BatchStatus.CANCELLING:
                 return self.cancelling_at is not None and now >= self.cancelling_at + STOP_GRACE
             case _:
-                return False
+                return self.job_ending_since is not None and now >= self.job_ending_since + STOP_GRACE
 
 
 class Action(Enum):
@@ -134,9 +144,11 @@ class Action(Enum):
         WAIT: do nothing now.
         LAUNCH: launch the job of the newest attempt.
         STOP_JOB: ask the job to stop; the next action waits until it has.
-        CHECK_LINES: go to ``finalizing`` if each line has a result; otherwise the attempt has failed.
+        CHECK_LINES: go to ``finalizing`` if each line has a result. Otherwise wait for the job's end, or, if it has
+            ended, the attempt has failed.
         FINALIZE: go to ``finalizing``.
         ASSEMBLE: write the output and error file from the parts, and end the batch.
+        DELETE_PARTS: delete the parts; the work on the batch is over.
     """
 
     VALIDATE = auto()
@@ -146,6 +158,7 @@ class Action(Enum):
     CHECK_LINES = auto()
     FINALIZE = auto()
     ASSEMBLE = auto()
+    DELETE_PARTS = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +184,15 @@ def needs_job_status(batch: BatchView, now: datetime) -> bool:
     """Return whether ``decide`` needs the state of the batch's job."""
     if batch.attempt == 0:
         return False
-    if batch.status is BatchStatus.IN_PROGRESS:
-        # Before its deadline, a due launch happens in any case, because launching twice has no effect.
-        return batch.launch_after is None or batch.giving_up_at is not None or now >= batch.expires_at
-    return batch.status is BatchStatus.CANCELLING
+    match batch.status:
+        case BatchStatus.IN_PROGRESS:
+            # Before its deadline, a due launch happens in any case, because launching twice has no effect.
+            is_decided = batch.launch_after is not None or batch.all_reported
+            return not is_decided or batch.giving_up_at is not None or now >= batch.expires_at
+        case BatchStatus.FINALIZING:
+            return batch.job_ending_since is not None
+        case status:
+            return status is not BatchStatus.VALIDATING
 
 
 def decide(batch: BatchView, job: JobStatus | None, now: datetime) -> Decision:
@@ -196,14 +214,19 @@ def decide(batch: BatchView, job: JobStatus | None, now: datetime) -> Decision:
             return Action.STOP_JOB if must_stop else Action.FINALIZE
         case BatchStatus.IN_PROGRESS if batch.launch_after is not None:
             return Action.LAUNCH if now >= batch.launch_after else Action.WAIT
+        case BatchStatus.IN_PROGRESS if batch.all_reported:
+            return Action.CHECK_LINES
         case BatchStatus.IN_PROGRESS:
             return _decide_by_job(batch, job)
         case BatchStatus.CANCELLING:
             return Action.STOP_JOB if must_stop else Action.ASSEMBLE
         case BatchStatus.FINALIZING:
             return Action.ASSEMBLE
+        case _ if job.state not in ALIVE:
+            return Action.DELETE_PARTS
         case _:
-            return Action.WAIT
+            may_end_itself = batch.job_ending_since is not None and now < batch.job_ending_since + EXIT_LIMIT
+            return Action.WAIT if may_end_itself else Action.STOP_JOB
 
 
 def _decide_by_job(batch: BatchView, job: JobStatus) -> Decision:

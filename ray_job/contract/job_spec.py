@@ -50,6 +50,8 @@ class ModelSpec:
             0 leaves it to the engine: see ``part_rows`` and ``call_rows``.
         max_concurrent_batches: engine calls in flight on one engine other than ``direct``, which keeps its engine's
             own window full; lines in flight on one engine are ``call_rows * max_concurrent_batches``.
+        request_timeout_s: how long an engine may take to answer a line, from when the line was sent to it; for the
+            engines ``direct`` and ``http``.
         base_url: the endpoint of the http engine, ending in ``/v1``.
         engine_num_cpus: CPUs that one engine actor reserves in Ray.
         stage_num_cpus: CPUs that one reading, preparing or writing worker reserves in Ray.
@@ -65,6 +67,7 @@ class ModelSpec:
     concurrency: int = 1
     batch_size: int = 0
     max_concurrent_batches: int = 4
+    request_timeout_s: float = 3_600
     base_url: str = ""
     engine_num_cpus: float = 1.0
     stage_num_cpus: float = 0.25

@@ -25,7 +25,7 @@ from ray_job.errors import EngineUnavailableError
 from ray_job.input_lines import InputLines, Twin
 from ray_job.object_store import write_part
 from ray_job.progress import Totals
-from ray_job.rows import Request, parse_request, part_row
+from ray_job.rows import Request, parse_request, part_row, timed_out
 from ray_job.weights import require_model
 
 logger = logging.getLogger(__name__)
@@ -97,8 +97,13 @@ class DirectEngine:
         return commit
 
     async def ask(self, request: Request) -> Answer:
-        """See ``row_window.Engine``."""
-        return await self._process.post(request.url, request.body)
+        """See ``row_window.Engine``. A request that takes too long is closed, which cancels it in the engine."""
+        timeout_s = self._spec.model.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._process.post(request.url, request.body)
+        except TimeoutError:
+            return timed_out(timeout_s)
 
     async def restart(self) -> None:
         """See ``row_window.Engine``."""

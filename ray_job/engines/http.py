@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ray_job.contract.job_spec import JobSpec
 from ray_job.engines.llm_stages import response_row, use_few_actors
 from ray_job.errors import EngineUnavailableError
+from ray_job.rows import timed_out
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -27,8 +28,7 @@ API_KEY_FILE_VARIABLE: Final = "CLOISTER_HTTP_ENGINE_API_KEY_FILE"
 RETRIED_STATUSES: Final = frozenset({408, 425, 429, 502, 503, 504})
 ATTEMPTS: Final = 6
 FIRST_PAUSE_S: Final = 0.5
-# Enough for a generation of many thousand tokens on a busy endpoint.
-ANSWER_TIMEOUT_S: Final = 3_600
+CONNECT_TIMEOUT_S: Final = 30.0
 
 
 def http_engine(spec: JobSpec, requests: "Dataset") -> "Dataset":
@@ -39,7 +39,7 @@ def http_engine(spec: JobSpec, requests: "Dataset") -> "Dataset":
     config = HttpRequestProcessorConfig(
         url=model.base_url,
         batch_size=model.call_rows,
-        session_factory=functools.partial(EndpointSession, model.base_url),
+        session_factory=functools.partial(EndpointSession, model.base_url, model.request_timeout_s),
     )
     stage = {"num_cpus": model.stage_num_cpus}
     processor = build_processor(
@@ -73,18 +73,20 @@ class EndpointSession:
 
     Args:
         base_url: the URL of the endpoint, ending in ``/v1``.
+        request_timeout_s: how long the endpoint may take for an answer.
     """
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, request_timeout_s: float) -> None:
         import aiohttp
 
         key = api_key(os.environ)
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
+        self._timeout_s = request_timeout_s
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         self._session = aiohttp.ClientSession(
             headers=headers,
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S),
+            timeout=aiohttp.ClientTimeout(total=request_timeout_s, sock_connect=CONNECT_TIMEOUT_S),
         )
 
     async def __aenter__(self) -> Self:
@@ -111,7 +113,11 @@ class EndpointSession:
             try:
                 async with self._session.post(url, data=body) as response:
                     answer = EndpointAnswer(response.status, (await response.read()).decode(errors="replace"))
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (aiohttp.ClientError, OSError) as error:
+                # aiohttp's own error means that the endpoint could not be reached.
+                if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                    status_code, error_json = timed_out(self._timeout_s)
+                    return EndpointAnswer(status_code, error_json.decode())
                 # Protocol errors quote what the endpoint sent.
                 failure = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__
                 continue

@@ -18,11 +18,19 @@ from service.transitions import JOB_FAILED, BatchStatus
 logger = structlog.get_logger(__name__)
 
 
-def finish(backends: Backends, batch: Batch) -> None:
+def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> bool:
     """Assemble and end a batch that is cancelling, finalizing or given up.
 
     It ends cancelled or completed; expired if it missed its deadline and lines are missing; failed if it was given up,
     or if lines are missing for another reason. The results that can be read are delivered in every case.
+
+    Args:
+        backends: the backends.
+        batch: the batch.
+        is_job_ending: whether its job may still replace a part with another one of the same lines.
+
+    Returns:
+        False if a finalizing batch has a problem that may be such a part, half read. The batch is unchanged.
 
     Raises:
         ObjectStoreError: the store cannot be reached; the batch is unchanged.
@@ -32,7 +40,7 @@ def finish(backends: Backends, batch: Batch) -> None:
     try:
         assembled = _assemble(backends, batch)
         if assembled is None:
-            return
+            return True
     except PartError as error:
         after, problem = BatchStatus.FAILED, str(error)
     else:
@@ -56,11 +64,15 @@ def finish(backends: Backends, batch: Batch) -> None:
         else:
             after = BatchStatus.FAILED
             problem = problem or f"{assembled.found:,} of {batch.total:,} lines have a result"
+    if problem and is_job_ending and batch.status is BatchStatus.FINALIZING:
+        logger.warning("batch.assembly_postponed", batch_id=batch.id, reason="its job may still write parts")
+        return False
     if problem:
         message = f"The results could not be fully assembled: {problem}. Create the batch again."
         problems.append(InputError(code="assembly_failed", message=message))
     now = datetime.now(UTC)
     end_batch(backends.pool, batch, after, now, backends.retention_s, assembled=assembled, problems=problems)
+    return True
 
 
 def _assemble(backends: Backends, batch: Batch) -> Assembled | None:

@@ -63,20 +63,15 @@ def step(backends: Backends, batch_id: str) -> bool:
     if batch is None:
         return False
     now = datetime.now(UTC)
-    if batch.status in FINAL:
-        # A job that is still alive may write parts, so they stay until it has stopped.
-        if batch.attempt > 0 and backends.launcher.status(batch.job_id).state in ALIVE:
-            backends.launcher.stop(batch.job_id)
-        else:
-            with ThreadPoolExecutor(_DELETERS, thread_name_prefix="parts") as pool:
-                list(pool.map(backends.store.delete, list(backends.store.keys(batch_prefix(batch.id)))))
-            with backends.pool.connection() as connection:
-                record(connection, "record_parts_deleted", batch, datetime.now(UTC))
-        return False
     job = _job_status(backends, batch, now) if needs_job_status(batch, now) else None
     decision: Decision = decide(batch, job, now)
     if decision is Action.CHECK_LINES:
         problem = missing_results(backends.store, batch.id, batch.total)
+        if problem and batch.all_reported:
+            with backends.pool.connection() as connection:
+                missing = {"reason": problem}
+                record(connection, "record_misreport", batch, now, event=("batch.results_missing", missing))
+            return True
         decision = AttemptFailed(problem) if problem else Action.FINALIZE
     elif decision is Action.LAUNCH:
         decision = _launch(backends, batch) or Action.WAIT
@@ -98,9 +93,20 @@ def step(backends: Backends, batch_id: str) -> bool:
             return False
         case Action.FINALIZE:
             with backends.pool.connection() as connection:
-                change_state(connection, "finalize_batch", batch, BatchStatus.FINALIZING, now)
+                # Nobody asked for the state of a job that has reported all lines, so it may still be ending.
+                after = BatchStatus.FINALIZING
+                change_state(connection, "finalize_batch", batch, after, now, is_job_ending=job is None)
         case Action.ASSEMBLE:
-            finish(backends, batch)
+            is_job_ending = job is not None and job.state in ALIVE and not batch.stop_grace_is_over(now)
+            if not finish(backends, batch, is_job_ending=is_job_ending):
+                backends.launcher.stop(batch.job_id)
+                return False
+        case Action.DELETE_PARTS:
+            with ThreadPoolExecutor(_DELETERS, thread_name_prefix="parts") as pool:
+                list(pool.map(backends.store.delete, list(backends.store.keys(batch_prefix(batch.id)))))
+            with backends.pool.connection() as connection:
+                record(connection, "record_parts_deleted", batch, datetime.now(UTC))
+            return False
         case GiveUp(code, message):
             # The batch fails once its job has stopped.
             event = ("batch.giving_up", {"code": code, "reason": message})
@@ -161,28 +167,30 @@ def validate(backends: Backends, batch: Batch) -> None:
 def _job_status(backends: Backends, batch: Batch, now: datetime) -> JobStatus:
     """Return the state of the newest job, and record when it starts, waits and ends.
 
-    After the grace period, a launcher that cannot be reached no longer keeps a batch from its end.
+    A launcher that cannot be reached keeps no batch from being finalized and, after the grace period, none from its
+    end. Only the parts stay until it answers.
     """
     grace_is_over = batch.stop_grace_is_over(now)
     try:
         job = backends.launcher.status(batch.job_id)
     except LauncherError as error:
-        if not grace_is_over:
+        is_finalizing = batch.status is BatchStatus.FINALIZING
+        if batch.status in FINAL or not (grace_is_over or is_finalizing):
             raise
         logger.warning("job.unknown", batch_id=batch.id, job_id=batch.job_id, error=str(error))
-        job = JobStatus(state=JobState.MISSING)
+        job = JobStatus(state=JobState.MISSING if grace_is_over else JobState.RUNNING)
     is_alive = job.state in ALIVE
-    if is_alive and job.message:
+    if is_alive and job.message and batch.status in {BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING}:
         with backends.pool.connection() as connection:
             record(connection, "record_waiting", batch, now, reason=job.message, type="job.waiting")
-    if batch.job_running_since is None:
-        if job.state is JobState.RUNNING and job.is_working and not grace_is_over:
-            # From now on its GPU seconds count.
+    if not is_alive or grace_is_over:
+        if batch.job_running_since is not None or batch.job_ending_since is not None:
             with backends.pool.connection() as connection:
-                record(connection, "record_job_start", batch, now, event=("job.running", {}))
-    elif not is_alive or grace_is_over:
+                record(connection, "record_job_end", batch, now)
+    elif batch.job_running_since is None and job.state is JobState.RUNNING and job.is_working:
+        # From now on its GPU seconds count.
         with backends.pool.connection() as connection:
-            record(connection, "record_job_end", batch, now)
+            record(connection, "record_job_start", batch, now, event=("job.running", {}))
     return job
 
 

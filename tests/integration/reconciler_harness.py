@@ -13,6 +13,7 @@ from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.lines import error_body, response_line
 from ray_job.contract.object_keys import file_key, part_key
 from ray_job.contract.parts import PartRow, Usage, encode_part
+from service.adapters.directory_object_store import DirectoryObjectStore
 from service.adapters.memory_launcher import MemoryLauncher
 from service.db import Pool
 from service.model_catalogue import CatalogueModel
@@ -123,6 +124,32 @@ class Stack:
         if lines:
             commit(self.store, batch_id, *lines)
         self.launcher.end(f"{batch_id}-{self.batch(batch_id)['attempt']}", SUCCEEDED)
+
+
+class Meddling(DirectoryObjectStore):
+    """Calls ``meddle`` once, when an object of the given kind is read or written."""
+
+    meddle: Callable[[], None] | None = None
+    when: tuple[str, str] = ("", "")
+
+    def _happen(self, call: str, key: str) -> None:
+        if self.meddle is not None and (call, key.partition("/")[0]) == self.when:
+            meddle, self.meddle = self.meddle, None
+            meddle()
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        self._happen("keys", prefix)
+        return super().keys(prefix)
+
+    def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
+        chunks = list(super().read(key, start=start))
+        self._happen("read", key)
+        return iter(chunks)
+
+    def put(self, key: str, chunks: Any) -> Any:
+        stored = super().put(key, chunks)
+        self._happen("put", key)
+        return stored
 
 
 def eventually(condition: Callable[[], bool]) -> None:

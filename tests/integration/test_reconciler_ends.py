@@ -1,20 +1,19 @@
 """Ends of a batch: a cancel, the deadline or the loss of the input file in each of its states."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ray_job.contract.object_keys import batch_prefix, file_key, part_key
-from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus
 from service.reconciler.steps import step
 from service.workspace import Workspace
-from tests.integration.reconciler_harness import BATCH, RUNNING, Stack, commit, line
+from tests.integration.reconciler_harness import BATCH, RUNNING, Meddling, Stack, commit, line
 
 
 def validating(stack: Stack) -> None:
@@ -140,32 +139,6 @@ def test_invalid_batch_past_its_deadline_fails_with_its_errors(stack: Stack) -> 
     stack.create(line(1, model="none"), hours=-1)
     assert stack.advance()["status"] == "failed"
     assert stack.errors()[0]["code"] == "model_not_found"
-
-
-class Meddling(DirectoryObjectStore):
-    """Calls ``meddle`` once, when an object of the given kind is read or written."""
-
-    meddle: Callable[[], None] | None = None
-    when: tuple[str, str] = ("", "")
-
-    def _happen(self, call: str, key: str) -> None:
-        if self.meddle is not None and (call, key.partition("/")[0]) == self.when:
-            meddle, self.meddle = self.meddle, None
-            meddle()
-
-    def keys(self, prefix: str) -> Iterator[str]:
-        self._happen("keys", prefix)
-        return super().keys(prefix)
-
-    def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
-        chunks = list(super().read(key, start=start))
-        self._happen("read", key)
-        return iter(chunks)
-
-    def put(self, key: str, chunks: Any) -> Any:
-        stored = super().put(key, chunks)
-        self._happen("put", key)
-        return stored
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """An engine server without an engine: it answers each request with the request's own body.
 
 ``python echo_engine_server.py DIRECTORY [KEEP_ALIVE_S]`` serves with the configuration of the real engine server.
-``/sleep`` never answers. ``/half`` breaks the connection in the middle of its answer.
+``/sleep`` never answers, and records when its caller is gone. ``/half`` breaks the connection in the middle of its
+answer.
 """
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         message = await receive()
         body, more = body + message.get("body", b""), message.get("more_body", False)
     if scope["path"] == "/sleep":
-        await asyncio.sleep(3600)
+        assert (await receive())["type"] == "http.disconnect"
+        (Path(sys.argv[1]) / "disconnected").touch()
+        return
     half = scope["path"] == "/half"
     length = len(body) * 2 if half else len(body)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % length)]})

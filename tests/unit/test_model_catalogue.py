@@ -33,10 +33,10 @@ def test_short_entry_gets_defaults() -> None:
 
 
 def test_engine_arguments_reach_the_job_spec() -> None:
-    entry = model(engine_args={"max_model_len": 2048}, tensor_parallel_size=2)
+    entry = model(engine_args={"max_model_len": 2048}, tensor_parallel_size=2, request_timeout_s=60)
     demo = parse_catalogue({"models": [entry]})["demo"]
     assert demo.spec.engine_args == {"max_model_len": 2048}
-    assert demo.spec.tensor_parallel_size == 2
+    assert (demo.spec.tensor_parallel_size, demo.spec.request_timeout_s) == (2, 60)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,7 @@ def test_engine_arguments_reach_the_job_spec() -> None:
         ({"source": None}, "models[0].source: is required"),
         ({"endpoints": ["/v1/chat"]}, "models[0].endpoints[0]: input should be '/v1/chat/completions'"),
         ({"batch_size": "64"}, "models[0].batch_size: input should be a valid integer, not '64'"),
+        ({"request_timeout_s": 0}, "models[0].request_timeout_s: input should be greater than or equal to 1"),
         ({"engine": "http"}, "models[0].base_url: the http engine needs the URL"),
         ({"base_url": "http://x/v1"}, "models[0].base_url: belongs to the http engine only"),
         ({"engine_args": {"model": "x"}}, "models[0].engine_args.model: set source of the model instead"),

@@ -1,3 +1,4 @@
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from itertools import product
 
@@ -71,10 +72,16 @@ DECISIONS: list[tuple[str, datetime, datetime | None, str | None, Decision]] = [
     ("cancelling", LATER, None, "missing", Action.ASSEMBLE),
     ("finalizing", LATER, None, None, Action.ASSEMBLE),
     ("finalizing", EARLIER, None, None, Action.ASSEMBLE),
-    ("completed", EARLIER, None, None, Action.WAIT),
-    ("failed", EARLIER, None, None, Action.WAIT),
-    ("expired", EARLIER, None, None, Action.WAIT),
-    ("cancelled", EARLIER, None, None, Action.WAIT),
+    ("completed", EARLIER, None, None, Action.DELETE_PARTS),
+    ("completed", EARLIER, None, "succeeded", Action.DELETE_PARTS),
+    ("completed", EARLIER, None, "pending", Action.STOP_JOB),
+    ("completed", EARLIER, None, "running", Action.STOP_JOB),
+    ("failed", EARLIER, None, None, Action.DELETE_PARTS),
+    ("expired", EARLIER, None, None, Action.DELETE_PARTS),
+    ("cancelled", EARLIER, None, None, Action.DELETE_PARTS),
+    ("cancelled", EARLIER, None, "succeeded", Action.DELETE_PARTS),
+    ("cancelled", EARLIER, None, "pending", Action.STOP_JOB),
+    ("cancelled", EARLIER, None, "running", Action.STOP_JOB),
 ]
 
 
@@ -173,7 +180,8 @@ def test_stuck_job_of_an_ending_batch_is_stopped(status: str) -> None:
 @pytest.mark.parametrize("status", list(BatchStatus))
 def test_job_status_is_needed_only_while_a_job_may_be_alive(status: BatchStatus) -> None:
     batch = BatchView(status=status, expires_at=LATER, attempt=1)
-    assert needs_job_status(batch, NOW) == (status in ("in_progress", "cancelling"))
+    assert needs_job_status(batch, NOW) == (status not in ("validating", "finalizing"))
+    assert not needs_job_status(dataclasses.replace(batch, attempt=0), NOW)
 
 
 @pytest.mark.parametrize(("expires_at", "is_needed"), [(LATER, False), (NOW, True), (EARLIER, True)])
@@ -332,3 +340,69 @@ def test_fewer_parts_than_before_are_no_progress() -> None:
 def test_new_batch_has_no_job_and_no_failures() -> None:
     batch = BatchView(status=BatchStatus.VALIDATING, expires_at=LATER)
     assert (batch.attempt, batch.failed_attempts, batch.committed_parts) == (0, 0, 0)
+
+
+# launch_after, given up at, deadline, next action, is the job's state needed
+ALL_REPORTED: list[tuple[datetime | None, datetime | None, datetime, Decision, bool]] = [
+    (None, None, LATER, Action.CHECK_LINES, False),
+    (NOW, None, LATER, Action.LAUNCH, False),
+    (LATER, None, LATER, Action.WAIT, False),
+    (None, JUST_NOW, LATER, Action.STOP_JOB, True),
+    (None, None, NOW, Action.STOP_JOB, True),
+]
+
+
+@pytest.mark.parametrize(("launch_after", "giving_up_at", "expires_at", "expected", "is_needed"), ALL_REPORTED)
+def test_lines_are_checked_while_the_job_runs_if_all_are_reported(
+    launch_after: datetime | None,
+    giving_up_at: datetime | None,
+    expires_at: datetime,
+    expected: Decision,
+    *,
+    is_needed: bool,
+) -> None:
+    batch = BatchView(
+        status=BatchStatus.IN_PROGRESS,
+        expires_at=expires_at,
+        attempt=1,
+        launch_after=launch_after,
+        giving_up_at=giving_up_at,
+        all_reported=True,
+    )
+    assert needs_job_status(batch, NOW) == is_needed
+    job = JobStatus(state=JobState.RUNNING, message="no such image", is_stuck=True) if is_needed else None
+    assert decide(batch, job, NOW) == expected
+
+
+A_MINUTE_AGO, FIVE_MINUTES_AGO = NOW - timedelta(minutes=1), NOW - timedelta(minutes=5)
+SECOND = timedelta(seconds=1)
+
+# status, since when the job is ending, job state, next action, is the grace over
+ENDING: list[tuple[str, datetime, str, Decision, bool]] = [
+    ("finalizing", NOW, "running", Action.ASSEMBLE, False),
+    ("finalizing", FIVE_MINUTES_AGO + SECOND, "pending", Action.ASSEMBLE, False),
+    ("finalizing", FIVE_MINUTES_AGO, "running", Action.ASSEMBLE, True),
+    ("finalizing", NOW, "failed", Action.ASSEMBLE, False),
+    ("cancelling", NOW, "running", Action.STOP_JOB, False),
+    ("cancelling", NOW, "succeeded", Action.ASSEMBLE, False),
+    ("completed", NOW, "running", Action.WAIT, False),
+    ("completed", A_MINUTE_AGO + SECOND, "running", Action.WAIT, False),
+    ("completed", A_MINUTE_AGO, "running", Action.STOP_JOB, False),
+    ("completed", FIVE_MINUTES_AGO + SECOND, "pending", Action.STOP_JOB, False),
+    ("completed", FIVE_MINUTES_AGO, "running", Action.STOP_JOB, True),
+    ("completed", NOW, "succeeded", Action.DELETE_PARTS, False),
+    ("failed", NOW, "running", Action.WAIT, False),
+    ("cancelled", FIVE_MINUTES_AGO, "missing", Action.DELETE_PARTS, True),
+]
+
+
+@pytest.mark.parametrize(("status", "since", "job", "expected", "is_over"), ENDING)
+def test_job_that_is_ending_beside_finalizing(
+    status: str, since: datetime, job: str, expected: Decision, *, is_over: bool
+) -> None:
+    batch = BatchView(
+        status=BatchStatus(status), expires_at=LATER, attempt=1, cancelling_at=JUST_NOW, job_ending_since=since
+    )
+    assert needs_job_status(batch, NOW)
+    assert decide(batch, JobStatus(state=JobState(job)), NOW) == expected
+    assert batch.stop_grace_is_over(NOW) == (is_over and status != "cancelling")

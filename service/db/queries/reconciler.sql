@@ -8,8 +8,7 @@
 -- of which only look at a job. They take their steps in rotation, from the batch after the last one that had a step,
 -- so that each gets its step however many there are. The two kinds alternate: neither can keep the other waiting.
 WITH free AS (
-    SELECT %(max_running_jobs)s - count(*) AS slots FROM batches
-    WHERE status IN ('in_progress', 'cancelling') AND attempt > 0 AND launch_after IS NULL
+    SELECT %(max_running_jobs)s - count(*) AS slots FROM running_jobs
 ), candidates AS (
     SELECT id, project_id, seq, status NOT IN ('validating', 'finalizing') AS in_rotation
     FROM batches
@@ -37,7 +36,9 @@ SELECT EXISTS (SELECT FROM batches WHERE parts_deleted_at IS NULL) AS is_open
 -- name: batch_to_reconcile
 SELECT id, project_id, endpoint, input_file_id, output_expires_after_s, status, model, expires_at, cancelling_at,
        finalizing_at, total, attempt, failed_attempts, committed_parts, launch_after, created_at, job_running_since,
-       completed + failed + committed_parts > 0 AS has_results,
+       completed + failed + committed_parts > 0 AS has_results, job_ending_since,
+       progress_at IS NOT NULL AND completed + failed >= total AND misreported_attempt IS DISTINCT FROM attempt
+           AS all_reported,
        launch_refused_at, giving_up_at, giving_up_code, giving_up_message
 FROM batches WHERE id = %(batch_id)s
 
@@ -71,8 +72,7 @@ SELECT pg_advisory_xact_lock(%(lock)s)
 -- name: may_launch
 -- Sorts the queue only if a slot is free, because most batches of a long queue find none.
 WITH free AS (
-    SELECT %(max_running_jobs)s - count(*) AS slots FROM batches
-    WHERE status IN ('in_progress', 'cancelling') AND attempt > 0 AND launch_after IS NULL
+    SELECT %(max_running_jobs)s - count(*) AS slots FROM running_jobs
 )
 SELECT CASE WHEN slots > 0 THEN (SELECT position <= slots FROM launch_queue WHERE id = %(batch_id)s) END AS may_launch
 FROM free
@@ -105,10 +105,22 @@ WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status IN ('in_progress', 
 RETURNING id
 
 -- name: record_job_end
-UPDATE batches
-SET gpu_seconds = gpu_seconds + gpus * greatest(extract(epoch FROM %(now)s - job_running_since), 0),
-    job_running_since = NULL
-WHERE id = %(batch_id)s AND attempt = %(attempt)s AND job_running_since IS NOT NULL
+-- The totals of a batch that has ended already lack what its job held since then.
+WITH held AS (
+    SELECT id, gpus * greatest(extract(epoch FROM %(now)s - job_running_since), 0) AS seconds FROM batches
+    WHERE id = %(batch_id)s AND attempt = %(attempt)s
+        AND (job_running_since IS NOT NULL OR job_ending_since IS NOT NULL)
+    FOR UPDATE
+), ended AS (
+    UPDATE batches
+    SET gpu_seconds = gpu_seconds + held.seconds, job_running_since = NULL, job_ending_since = NULL
+    FROM held WHERE batches.id = held.id
+    RETURNING project_id, model, status, held.seconds
+)
+UPDATE usage_totals AS totals SET gpu_seconds = totals.gpu_seconds + ended.seconds
+FROM ended
+WHERE totals.project_id = ended.project_id AND totals.model = ended.model
+    AND ended.status IN ('failed', 'completed', 'expired', 'cancelled')
 
 -- name: record_next_attempt
 UPDATE batches
@@ -124,14 +136,24 @@ SET giving_up_at = %(now)s, giving_up_code = %(code)s, giving_up_message = %(mes
 WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress' AND giving_up_at IS NULL
 RETURNING id
 
+-- name: record_misreport
+UPDATE batches SET misreported_attempt = attempt
+WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress'
+RETURNING id
+
 -- name: finalize_batch
-UPDATE batches SET status = 'finalizing', finalizing_at = %(now)s
+UPDATE batches
+SET status = 'finalizing', finalizing_at = %(now)s,
+    job_ending_since = CASE WHEN %(is_job_ending)s THEN %(now)s END
 WHERE id = %(batch_id)s AND status = 'in_progress'
 RETURNING id
 
 -- name: end_batch
+-- If the job is still ending, the totals get its GPU seconds until now, and the rest once it has ended.
 UPDATE batches
 SET status = %(after)s,
+    gpu_seconds = gpu_seconds + gpus * greatest(extract(epoch FROM %(now)s - job_running_since), 0),
+    job_running_since = CASE WHEN job_running_since IS NOT NULL THEN %(now)s END,
     output_file_id = %(output_file_id)s, error_file_id = %(error_file_id)s,
     completed = %(completed)s, failed = %(failed)s, error_count = %(error_count)s,
     input_tokens = %(input_tokens)s, cached_tokens = %(cached_tokens)s,

@@ -1,0 +1,126 @@
+"""Requests that an engine never answers, with real servers instead of engines."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from ray_job.engines import http
+from ray_job.engines.direct import DirectEngine
+from ray_job.engines.engine_process import EngineProcess
+from ray_job.engines.http import EndpointSession
+from ray_job.engines.row_window import Answer, RowWindow
+from ray_job.errors import EngineUnavailableError
+from ray_job.rows import NO_RESPONSE, Request, part_row, timed_out
+
+SERVER = str(Path(__file__).with_name("echo_engine_server.py"))
+TIMEOUT_S = 0.5
+LINES = range(1, 21)
+UNANSWERED = 7
+
+
+def test_unanswered_request_becomes_an_error_line_without_a_response() -> None:
+    row = part_row("batch_1", 1, "a", *timed_out(3_600))
+    assert row.outcome == "failed"
+    parsed = json.loads(row.data)
+    assert (parsed["custom_id"], parsed["response"]) == ("a", None)
+    assert parsed["error"] == {
+        "code": "request_timeout",
+        "message": "The engine did not answer this request within 3,600 s. Lower max_tokens, or have request_timeout_s "
+        "of the model raised, and send the line again.",
+    }
+
+
+def test_direct_engine_gives_up_only_the_request_that_is_never_answered() -> None:
+    spec = JobSpec(
+        job_id="batch_1-1",
+        batch_id="batch_1",
+        attempt=1,
+        endpoint="/v1/completions",
+        input_key="files/a",
+        object_store=ObjectStoreLocation(kind="directory"),
+        database_url="",
+        model=ModelSpec(id="m", source="m", request_timeout_s=TIMEOUT_S),
+    )
+    answers: dict[int, Answer] = {}
+
+    async def finish(request: Request, answer: Answer) -> None:
+        answers[request.line] = answer
+
+    async def run() -> None:
+        engine = DirectEngine(spec)
+        process = engine._process = EngineProcess([], program=[SERVER])
+        try:
+            await process.wait_ready()
+            window = RowWindow(engine, finish, rows=4, ahead=100)
+            await window.add(
+                [
+                    Request(line=n, custom_id=f"r{n}", url="/sleep" if n == UNANSWERED else "/echo", body=b"{}")
+                    for n in LINES
+                ]
+            )
+            await window.close()
+            await asyncio.wait_for(window.run(), 10)
+            assert process.alive()
+            async with asyncio.timeout(10):
+                while not (process.directory / "disconnected").exists():  # noqa: ASYNC110 - another process creates it
+                    await asyncio.sleep(0.01)
+        finally:
+            await process.stop()
+
+    asyncio.run(run())
+    expected = dict.fromkeys(LINES, (200, b"{}")) | {UNANSWERED: timed_out(TIMEOUT_S)}
+    assert answers == expected
+
+
+def test_http_engine_gives_up_only_the_request_that_is_never_answered(free_tcp_port: int) -> None:
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/v1/sleep":
+            await over.wait()
+        return web.json_response({"path": request.path})
+
+    async def run() -> list[dict[str, object]]:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", free_tcp_port).start()
+        try:
+            async with EndpointSession(f"http://127.0.0.1:{free_tcp_port}/v1", TIMEOUT_S) as session:
+                posts = [
+                    session.post("", headers={}, data=json.dumps({"path": path, "body": "{}"}))
+                    for path in ("/v1/echo", "/v1/sleep")
+                ]
+                return [await (await post).json() for post in posts]
+        finally:
+            over.set()
+            await runner.cleanup()
+
+    answered, unanswered = asyncio.run(run())
+    assert answered["status_code"] == 200
+    assert unanswered["status_code"] == NO_RESPONSE
+    assert json.loads(str(unanswered["response_body"]))["code"] == "request_timeout"
+
+
+def test_endpoint_that_accepts_no_connection_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "FIRST_PAUSE_S", 0)
+    monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.05)
+
+    async def run(port: int) -> None:
+        async with EndpointSession(f"http://127.0.0.1:{port}/v1", TIMEOUT_S) as session:
+            await session.post("", headers={}, data=json.dumps({"path": "/v1/echo", "body": "{}"}))
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as closing:
+        for _ in range(4):  # nobody accepts them, so that further ones are left without an answer
+            waiting = closing.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        with pytest.raises(EngineUnavailableError, match=r"did not answer 6 times \(ConnectionTimeoutError"):
+            asyncio.run(run(server.getsockname()[1]))
