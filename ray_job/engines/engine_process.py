@@ -19,8 +19,9 @@ import aiohttp
 from ray_job.errors import EngineUnavailableError
 
 ENGINE_SERVER: Final = ("-m", "ray_job.engines.engine_server")
-# The server writes it beside its socket before the socket appears.
+# The server writes them beside its socket before the socket appears, the second one only if it knows the rules.
 LIMITS_FILE: Final = "limits.json"
+PROMPT_RULES_FILE: Final = "prompt_rules.json"
 POLL_INTERVAL_S: Final = 0.1
 STOP_TIMEOUT_S: Final = 10.0
 LOG_TAIL_BYTES: Final = 60_000

@@ -26,7 +26,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ray_job.engines.engine_process import LIMITS_FILE
+from ray_job.engines.engine_process import LIMITS_FILE, PROMPT_RULES_FILE
+from ray_job.engines.engine_rules import prompt_rules
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -107,9 +108,13 @@ async def serve(socket_path: str, options: list[str]) -> None:
         vllm_config=vllm_config, usage_context=usage_context, disable_log_stats=arguments.disable_log_stats
     )
     try:
+        # In a thread: a large vocabulary takes some tenths of a second.
+        rules = asyncio.create_task(asyncio.to_thread(prompt_rules, engine, arguments))
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.vllm_config.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
+        if found := await rules:
+            Path(socket_path).with_name(PROMPT_RULES_FILE).write_bytes(found.to_json())
         limits = {"max_num_seqs": vllm_config.scheduler_config.max_num_seqs}
         Path(socket_path).with_name(LIMITS_FILE).write_text(json.dumps(limits))
         await uvicorn.Server(server_config(end_with_engine(app, engine), socket_path)).serve()
