@@ -9,12 +9,14 @@ left. An engine without work ends at once, which releases its GPUs.
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.object_keys import batch_prompt_rules_key
 from ray_job.contract.parts import Usage
 from ray_job.engines.engine_args import effective_engine_args, engine_flags
 from ray_job.engines.engine_process import EngineProcess
@@ -23,7 +25,7 @@ from ray_job.engines.row_window import Answer, RowWindow
 from ray_job.engines.shares import Shares
 from ray_job.errors import EngineUnavailableError
 from ray_job.input_lines import InputLines, Twin
-from ray_job.object_store import write_part
+from ray_job.object_store import write_object, write_part
 from ray_job.progress import Totals
 from ray_job.rows import Request, parse_request, part_row
 from ray_job.weights import require_model
@@ -70,8 +72,10 @@ class DirectEngine:
         self._process = EngineProcess(self._options)
         await self._process.wait_ready()
 
-    async def open(self, engines: int) -> None:
-        """Begin to take rows, as one of so many engines of the job."""
+    async def open(self, engines: int, *, writes_prompt_rules: bool) -> None:
+        """Begin to take rows, as one of so many engines of the job. One of them writes their prompt rules."""
+        write = self._write_prompt_rules if writes_prompt_rules else (lambda: None)
+        self._writing = asyncio.create_task(asyncio.to_thread(write))
         self._buffer = PartBuffer(self._spec.model.part_rows, writers=engines)
         rows = math.ceil(self._process.max_num_seqs * WINDOW_PER_SEQUENCE)
         self._window = RowWindow(self, self._add_row, rows=rows, ahead=SEGMENT_ROWS)
@@ -107,9 +111,18 @@ class DirectEngine:
         self._process = EngineProcess(self._options)
         await self._process.wait_ready()
 
+    def _write_prompt_rules(self) -> None:
+        """Write the prompt rules, with which the service counts the tokens of later batches."""
+        try:
+            if rules := self._process.prompt_rules():
+                write_object(self._spec.object_store, batch_prompt_rules_key(self._spec.batch_id), rules)
+        except OSError as error:
+            logger.warning("the prompt rules were not written, a later job writes them: %s", error)
+
     async def _run(self) -> None:
         try:
             await run_together(self._answer(), self._commit())
+            await self._writing
         except Exception as error:  # noqa: BLE001 - next_commit raises it
             self._commits.put_nowait(error)
         else:
@@ -139,6 +152,10 @@ class DirectRun:
     Args:
         spec: the job.
         report: receives the totals of each part that was committed.
+
+    Attributes:
+        engines: engines that answered all of their rows.
+        engine_s: the seconds that they were ready.
     """
 
     def __init__(self, spec: JobSpec, report: Callable[[Totals], None]) -> None:
@@ -147,6 +164,14 @@ class DirectRun:
         self._reporting = asyncio.Lock()
         self._done = asyncio.Event()
         self._started: list[tuple[Any, Any]] = []
+        self._ready_at = math.inf
+        self.engines = 0
+        self.engine_s = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the first engine was ready."""
+        return max(0.0, time.monotonic() - self._ready_at)
 
     def __enter__(self) -> Self:
         return self
@@ -204,7 +229,9 @@ class DirectRun:
             left = self._left
             try:
                 await started
-                await actor.open.remote(engines)
+                ready_at = time.monotonic()
+                self._ready_at = min(self._ready_at, ready_at)
+                await actor.open.remote(engines, writes_prompt_rules=number == 0)
                 await run_together(self._feed(actor, number, pending), self._collect(actor, pending))
             except RayTaskError:
                 raise
@@ -218,6 +245,8 @@ class DirectRun:
                     ) from error
                 self._shares.give_back(pending.values())
             else:
+                self.engines += 1
+                self.engine_s += time.monotonic() - ready_at
                 return
             finally:
                 ray.kill(actor)

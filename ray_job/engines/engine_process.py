@@ -76,6 +76,11 @@ class EngineProcess:
         """Sequences that the ready engine runs at once."""
         return int(json.loads((self.directory / LIMITS_FILE).read_text())["max_num_seqs"])
 
+    def prompt_rules(self) -> bytes | None:
+        """Return the prompt rules of the ready engine as JSON, or None if only the engine can count its prompts."""
+        path = self.directory / PROMPT_RULES_FILE
+        return path.read_bytes() if path.exists() else None
+
     @property
     def pid(self) -> int:
         """The process id of the server."""
