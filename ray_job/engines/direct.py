@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 # Rows in flight per sequence that the engine runs at once: some wait inside the engine for a free place.
 WINDOW_PER_SEQUENCE: Final = 1.1
-# Another engine starts for each further this many rows: fewer are done before it is ready.
-ROWS_PER_ENGINE: Final = 256
 SEGMENT_ROWS: Final = 16
 SEGMENT_BYTES: Final = 4 << 20
 DEATHS_WITHOUT_PROGRESS: Final = 3
@@ -202,7 +200,7 @@ class DirectRun:
         asyncio.run(self._answer(lines))
 
     async def _answer(self, lines: InputLines) -> None:
-        engines = min(self._spec.model.concurrency, math.ceil(len(lines) / ROWS_PER_ENGINE))
+        engines = self._spec.model.engines_for(len(lines))
         self._lines, self._left = lines, lines.total
         self._shares = Shares(lines.costs, engines)
         loops = asyncio.ensure_future(run_together(*(self._use_engine(each, engines) for each in range(engines))))

@@ -11,6 +11,7 @@ from service.assembly import Assembled, assemble
 from service.errors import ObjectNotFoundError
 from service.input_file import InputError
 from service.reconciler.backends import Backends
+from service.reconciler.estimating import adopt_reports
 from service.reconciler.records import Batch, load_batch, record
 from service.reconciler.state_changes import end_batch
 from service.transitions import JOB_FAILED, BatchStatus
@@ -59,8 +60,18 @@ def finish(backends: Backends, batch: Batch) -> None:
     if problem:
         message = f"The results could not be fully assembled: {problem}. Create the batch again."
         problems.append(InputError(code="assembly_failed", message=message))
+    measured = adopt_reports(backends, batch) if after is BatchStatus.COMPLETED else None
     now = datetime.now(UTC)
-    end_batch(backends.pool, batch, after, now, backends.retention_s, assembled=assembled, problems=problems)
+    end_batch(
+        backends.pool,
+        batch,
+        after,
+        now,
+        backends.retention_s,
+        assembled=assembled,
+        problems=problems,
+        measured=measured,
+    )
 
 
 def _assemble(backends: Backends, batch: Batch) -> Assembled | None:

@@ -36,6 +36,7 @@ class Batch(BatchView):
     total: int
     created_at: datetime
     job_running_since: datetime | None
+    most_output: int | None
 
     @classmethod
     def from_row(cls, *, status: str, **columns: Any) -> Self:
