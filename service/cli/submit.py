@@ -53,7 +53,7 @@ def validate(
     ] = None,
     should_estimate: Annotated[
         bool,
-        typer.Option("--estimate", help="Estimate tokens, duration and GPU seconds with what the server measured."),
+        typer.Option("--estimate", help="Estimate tokens, duration and GPU seconds by what the server measured."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     data_dir: ClientDataDir = DEFAULT_DATA_DIR,
@@ -65,12 +65,14 @@ def validate(
     with open_input(file) as source, contextlib.ExitStack() as opened:
         endpoint = endpoint or first_endpoint(source.chunks()) or ENDPOINTS[0]
         preflight = Preflight(opened.enter_context(open_client(data_dir))) if should_estimate else None
-        count = preflight and FileCount(
-            find_counter=preflight.find_counter,
-            endpoint=endpoint,
-            size_bytes=source.size_bytes,
-            line_count=sum(chunk.count(b"\n") for chunk in source.chunks()),
-        )
+        count = None
+        if preflight:
+            count = FileCount(
+                find_counter=preflight.find_counter,
+                endpoint=endpoint,
+                size_bytes=source.size_bytes,
+                line_count=sum(chunk.count(b"\n") for chunk in source.chunks()),
+            )
         with transfer(source.name, source.size_bytes, quiet=as_json) as show_progress:
             chunks = (show_progress(source.tell()) or chunk for chunk in source.chunks())
             facts = read_input_file(chunks, endpoint=endpoint, models=catalogue, file_count=count)

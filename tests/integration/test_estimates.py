@@ -1,8 +1,10 @@
 """Estimates on real Postgres: what one batch's job reports is known when the next batch is validated."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -10,10 +12,14 @@ from ray_job.contract.job_spec import JobSpec
 from ray_job.contract.measurement import Measurement
 from ray_job.contract.object_keys import batch_prompt_rules_key, measurement_key
 from ray_job.contract.prompt_rules import ChatRules, PromptRules
+from service.api_keys import create_api_key
+from service.cli.app import main
+from service.client.exit_codes import ExitCode
 from service.estimates import KEPT_MEASUREMENTS
 from service.ports import JobStatus
 from service.reconciler.steps import advance
 from tests.integration.reconciler_harness import BATCH, CHAT, SUCCEEDED, Stack, commit
+from tests.integration.test_cli_batches import serving
 
 MEASUREMENT = Measurement(engines=1, engine_s=100.0, busy_s=100.0, rows=2, input_tokens=20, output_tokens=4)
 
@@ -78,6 +84,41 @@ def test_output_is_expected_as_it_was_measured(stack: Stack, rules: bytes) -> No
     estimate = run(stack, "batch_2", *map(line, range(4)), reports={})["estimate"]
     # The first one generated 2 tokens for each line, which may have 4.
     assert (estimate["output_tokens"], estimate["most_output"]) == (8, 16)
+
+
+def test_the_client_and_the_api_show_the_same_estimate(
+    stack: Stack, rules: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(stack, "batch_0", line(1), line(2), reports=reports("batch_0", rules))
+    run(stack, BATCH, *map(line, range(3)), reports={})
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(b"\n".join(map(line, range(3))))
+    capsys.readouterr()
+
+    def validate(*options: str) -> str:
+        with pytest.raises(SystemExit):
+            main(["validate", str(file), *options])
+        return capsys.readouterr().out
+
+    with serving(stack) as base_url:
+        key = create_api_key(stack.pool, project_id="p", name="test")
+        monkeypatch.setenv("CLOISTER_BASE_URL", base_url)
+        monkeypatch.setenv("CLOISTER_API_KEY", key)
+        headers = {"authorization": f"Bearer {key}"}
+        shown = httpx.get(f"{base_url}/v1/batches/{BATCH}", headers=headers).json()["x_cloister"]["estimate"]
+        assert shown["input_tokens"] == 30
+        assert json.loads(validate("--estimate", "--json"))["estimate"] == shown
+        text = f"30 input tokens (exact), 6 output tokens, {shown['duration_s']:.0f} s, 0 GPU seconds"
+        assert text in validate("--estimate")
+        assert httpx.get(f"{base_url}/v1/estimates/other", headers=headers).status_code == 404
+        file.write_bytes(line(1, words=50))
+        assert "token_limit_exceeded" in validate("--estimate", "--json")
+    monkeypatch.delenv("CLOISTER_BASE_URL")
+    monkeypatch.delenv("CLOISTER_API_KEY")
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", str(file), "--estimate", "--data-dir", str(tmp_path)])
+    assert ended.value.code == ExitCode.ERROR
+    assert "no server is named" in capsys.readouterr().err
 
 
 def test_a_line_that_is_too_long_fails_the_batch_before_a_job_starts(stack: Stack, rules: bytes) -> None:
