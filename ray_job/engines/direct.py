@@ -152,8 +152,8 @@ class DirectRun:
         report: receives the totals of each part that was committed.
 
     Attributes:
-        engines: engines that answered all of their rows.
-        engine_s: the seconds that they were ready.
+        engines: engines that took rows.
+        engine_s: the sum of the seconds for which they did.
     """
 
     def __init__(self, spec: JobSpec, report: Callable[[Totals], None]) -> None:
@@ -224,11 +224,12 @@ class DirectRun:
                 self.start_engine()
             actor, started = self._started.pop()
             pending: dict[int, int] = {}
-            left = self._left
+            left, ready_at = self._left, math.inf
             try:
                 await started
                 ready_at = time.monotonic()
                 self._ready_at = min(self._ready_at, ready_at)
+                self.engines = max(self.engines, number + 1)
                 await actor.open.remote(engines, writes_prompt_rules=number == 0)
                 await run_together(self._feed(actor, number, pending), self._collect(actor, pending))
             except RayTaskError:
@@ -243,10 +244,9 @@ class DirectRun:
                     ) from error
                 self._shares.give_back(pending.values())
             else:
-                self.engines += 1
-                self.engine_s += time.monotonic() - ready_at
                 return
             finally:
+                self.engine_s += max(0.0, time.monotonic() - ready_at)
                 ray.kill(actor)
 
     async def _feed(self, actor: Any, number: int, pending: dict[int, int]) -> None:

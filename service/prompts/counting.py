@@ -12,6 +12,8 @@ from service.prompts.rendering import ChatTemplate, NotCountedError, check_field
 
 _CHAT: Final = "/v1/chat/completions"
 _INPUT_FIELDS: Final[Mapping[str, str]] = {"/v1/completions": "prompt", "/v1/embeddings": "input"}
+# The tokenizer needs some 150 bytes of memory for each.
+MAX_CHARACTERS: Final = 1_000_000
 # Of a completion without max_tokens. Source: vLLM's CompletionRequest, and OpenAI's API reference.
 _DEFAULT_MAX_TOKENS: Final = 16
 
@@ -56,7 +58,11 @@ class PromptCounter:
         self.max_model_len = rules.max_model_len
 
     def count(self, endpoint: str, body: Mapping[str, Any]) -> PromptCount | None:
-        """Count the tokens of a request; return None if they cannot be counted exactly."""
+        """Count the tokens of a request.
+
+        Returns:
+            None if they cannot be counted exactly, or the prompts have more than a million characters.
+        """
         try:
             check_fields(body)
             prompts: Sequence[str | list[int]]
@@ -69,6 +75,8 @@ class PromptCounter:
                 prompts = completion_prompts(body, _INPUT_FIELDS[endpoint])
             add_special_tokens = body.get("add_special_tokens", endpoint != _CHAT)
             texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+            if sum(map(len, texts)) > MAX_CHARACTERS:
+                return None
             encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except NotCountedError:
             return None

@@ -2,7 +2,7 @@
 
 Every line of a file of at most 10,000 lines and 16 MB is counted. Of a larger file about 1,000 lines are, or fewer with
 about 0.5 MB, which are chosen by their number: the same file has the same count. Their tokens are scaled by bytes.
-A line that could be longer than the model accepts is always counted, up to 64 MB of such lines.
+A line that could be longer than the model accepts is always counted, up to 16 MB of such lines.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ WHOLE_LINES: Final = 10_000
 WHOLE_BYTES: Final = 16 << 20
 SAMPLE_LINES: Final = 1_000
 SAMPLE_BYTES: Final = 500_000
-LONG_LINES_BYTES: Final = 64 << 20
+LONG_LINES_BYTES: Final = 16 << 20
 # The line with number n is in the sample if n * SPREAD modulo 2**32, a number without a pattern, is below a threshold.
 SPREAD: Final = 2_654_435_761
 RANGE_MASK: Final = 0xFFFF_FFFF
