@@ -39,6 +39,27 @@ class MeasurementRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What batches of a model take, without the figures of any single batch.
+
+    Attributes:
+        row_s: seconds of an engine for a row.
+        input_token_s: seconds of an engine for a token of a prompt.
+        output_token_s: seconds of an engine for a generated token.
+        other_s: the rest of the time from creation to completion; None before the first measurement.
+        job_other_s: the rest of the time that the job holds GPUs.
+        output_share: generated tokens of those that the requests allowed; None if it is unknown.
+    """
+
+    row_s: float = 0.0
+    input_token_s: float = 0.0
+    output_token_s: float = 0.0
+    other_s: float | None = None
+    job_other_s: float = 0.0
+    output_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a batch takes. None is unknown.
 
@@ -68,55 +89,24 @@ def model_key(model: ModelSpec) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def estimate_batch(
-    model: ModelSpec, rows: int, tokens: TokenCount | None, measurements: Sequence[MeasurementRow]
-) -> Estimate:
-    """Estimate a batch.
-
-    Args:
-        model: its model.
-        rows: its lines.
-        tokens: its tokens, or None if they are unknown.
-        measurements: of earlier batches of the model.
-    """
-    if tokens is None:
-        return Estimate()
-    counted = Estimate(input_tokens=tokens.input_tokens, most_output=tokens.most_output, sampled_lines=tokens.lines)
-    shares = [(each.output_share, each.rows) for each in measurements if each.output_share is not None]
-    if tokens.most_output == 0:
-        output_tokens = 0
-    elif any(weight for _, weight in shares):
-        share = sum(share * weight for share, weight in shares) / sum(weight for _, weight in shares)
-        output_tokens = round(tokens.most_output * min(1.0, share))
-    else:
-        return counted
-    counted = dataclasses.replace(counted, output_tokens=output_tokens)
-    usable = [each for each in measurements if each.rows > 0 and each.engine_s > 0]
-    if not usable:
-        return counted
-    work = _work_per_unit(usable)
-    units = (rows, tokens.input_tokens, output_tokens)
-    busy_s = sum(unit * each for unit, each in zip(units, work, strict=True)) / model.engines_for(rows)
-    job_s = statistics.median(each.job_other_s for each in usable) + busy_s
-    return dataclasses.replace(
-        counted,
-        duration_s=round(statistics.median(each.other_s for each in usable) + busy_s, 1),
-        gpu_seconds=round(model.num_gpus * model.concurrency * job_s, 1),
-    )
-
-
-def _work_per_unit(measurements: Sequence[MeasurementRow]) -> list[float]:
-    """Return an engine's seconds for a row, a token of a prompt and a generated token: never negative.
+def fit_rates(measurements: Sequence[MeasurementRow]) -> Rates:
+    """Return the rates that fit the measurements of a model.
 
     Least squares of the relative errors. One measurement, or several batches of the same shape, cannot tell the three
-    apart: their proportions are the usual ones then, which fit every batch of that shape.
+    kinds of work apart: their proportions are the usual ones then, which fit every batch of that shape.
     """
-    units = [(each.rows, each.input_tokens, each.output_tokens) for each in measurements]
-    seconds = [each.engine_s for each in measurements]
+    shares = [(each.output_share, each.rows) for each in measurements if each.output_share is not None]
+    weight = sum(rows for _, rows in shares)
+    output_share = min(1.0, sum(share * rows for share, rows in shares) / weight) if weight else None
+    usable = [each for each in measurements if each.rows > 0 and each.engine_s > 0]
+    if not usable:
+        return Rates(output_share=output_share)
+    units = [(each.rows, each.input_tokens, each.output_tokens) for each in usable]
+    seconds = [each.engine_s for each in usable]
     usual = [sum(unit * work for unit, work in zip(each, _USUAL_WORK, strict=True)) for each in units]
     scale = statistics.median(each / work for each, work in zip(seconds, usual, strict=True))
     start = [scale * work for work in _USUAL_WORK]
-    # The share of each measurement's seconds that each kind of unit explains.
+    # The share of each measurement's seconds that each kind of work explains.
     parts = [
         [unit * work / took for unit, work in zip(each, start, strict=True)]
         for each, took in zip(units, seconds, strict=True)
@@ -125,9 +115,47 @@ def _work_per_unit(measurements: Sequence[MeasurementRow]) -> list[float]:
     # Coordinate descent, which ends at the best fit: the problem is convex.
     for _ in range(_FIT_ROUNDS):
         for kind in range(len(factors)):
-            missing = [
-                1 - sum(f * p for f, p in zip(factors, row, strict=True)) + factors[kind] * row[kind] for row in parts
-            ]
+            others = [*factors[:kind], 0.0, *factors[kind + 1 :]]
+            missing = [1 - sum(f * part for f, part in zip(others, row, strict=True)) for row in parts]
             gain = sum(row[kind] * rest for row, rest in zip(parts, missing, strict=True)) + _PREFERENCE
             factors[kind] = max(0.0, gain / (sum(row[kind] ** 2 for row in parts) + _PREFERENCE))
-    return [factor * work for factor, work in zip(factors, start, strict=True)]
+    row_s, input_token_s, output_token_s = (factor * work for factor, work in zip(factors, start, strict=True))
+    return Rates(
+        row_s=row_s,
+        input_token_s=input_token_s,
+        output_token_s=output_token_s,
+        other_s=statistics.median(each.other_s for each in usable),
+        job_other_s=statistics.median(each.job_other_s for each in usable),
+        output_share=output_share,
+    )
+
+
+def estimate_batch(model: ModelSpec, rows: int, tokens: TokenCount | None, rates: Rates) -> Estimate:
+    """Estimate a batch.
+
+    Args:
+        model: its model.
+        rows: its lines.
+        tokens: its tokens, or None if they are unknown.
+        rates: of its model.
+    """
+    if tokens is None:
+        return Estimate()
+    output_tokens = None if rates.output_share is None else round(tokens.most_output * rates.output_share)
+    if tokens.most_output == 0:
+        output_tokens = 0
+    counted = Estimate(
+        input_tokens=tokens.input_tokens,
+        output_tokens=output_tokens,
+        most_output=tokens.most_output,
+        sampled_lines=tokens.lines,
+    )
+    if output_tokens is None or rates.other_s is None:
+        return counted
+    work_s = rows * rates.row_s + tokens.input_tokens * rates.input_token_s + output_tokens * rates.output_token_s
+    busy_s = work_s / model.engines_for(rows)
+    return dataclasses.replace(
+        counted,
+        duration_s=round(rates.other_s + busy_s, 1),
+        gpu_seconds=round(model.num_gpus * model.concurrency * (rates.job_other_s + busy_s), 1),
+    )

@@ -8,7 +8,7 @@ from ray_job.contract.prompt_rules import MAX_BYTES
 from service.db import Pool
 from service.db.rows import fetch_all
 from service.errors import ObjectNotFoundError
-from service.estimates import KEPT_MEASUREMENTS, MeasurementRow, model_key
+from service.estimates import KEPT_MEASUREMENTS, MeasurementRow, Rates, fit_rates, model_key
 from service.ports import ObjectStore
 
 logger = structlog.get_logger(__name__)
@@ -23,11 +23,12 @@ def read_prompt_rules(store: ObjectStore, model: ModelSpec) -> bytes | None:
     return read_small_object(store, prompt_rules_key(model_key(model)), MAX_BYTES)
 
 
-def read_measurements(pool: Pool, model: ModelSpec) -> list[MeasurementRow]:
-    """Return the newest measurements of a model."""
+def read_rates(pool: Pool, model: ModelSpec) -> Rates:
+    """Return the rates of a model by its newest measurements."""
     values = {"model_key": model_key(model), "limit": KEPT_MEASUREMENTS}
     with pool.connection() as connection:
-        return fetch_all(connection, MeasurementRow, "measurements_of_model", values)
+        measurements = fetch_all(connection, MeasurementRow, "measurements_of_model", values)
+    return fit_rates(measurements)
 
 
 def read_small_object(store: ObjectStore, key: str, max_bytes: int) -> bytes | None:

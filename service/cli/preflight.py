@@ -1,4 +1,4 @@
-"""Estimate of a batch on the client's side, with the tokenizer and the measurements of the server."""
+"""Estimate of a batch on the client's side, with the tokenizer and the rates of the server."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.prompt_rules import PromptRules, PromptRulesError
 from service.client.exit_codes import CommandError
 from service.db.rows import record
-from service.estimates import MeasurementRow, estimate_batch
+from service.estimates import Rates, estimate_batch
 from service.input_file import InputFacts
 from service.prompts import PromptCounter
 
@@ -56,8 +56,8 @@ class Preflight:
             tensor_parallel_size=max(1, gpus),
             concurrency=self._basis["concurrency"],
         )
-        measurements = [record(MeasurementRow, each) for each in self._basis["measurements"]]
-        estimate = dataclasses.asdict(estimate_batch(model, facts.total, facts.tokens, measurements))
+        rates = record(Rates, self._basis["rates"])
+        estimate = dataclasses.asdict(estimate_batch(model, facts.total, facts.tokens, rates))
         del estimate["most_output"]
         return estimate
 

@@ -15,7 +15,7 @@ from service.db import query
 from service.errors import LauncherError, LaunchRefusedError, ObjectNotFoundError
 from service.estimates import estimate_batch
 from service.input_file import InputError
-from service.model_reports import read_measurements
+from service.model_reports import read_rates
 from service.ports import JobState, JobStatus
 from service.reconciler.backends import Backends
 from service.reconciler.estimating import read_and_count
@@ -153,7 +153,7 @@ def validate(backends: Backends, batch: Batch) -> None:
         errors, error_count = (InputError(code=MODEL_UNAVAILABLE, message=message, param="body.model"),), 1
     else:
         model = backends.catalogue[facts.model or ""].spec
-        found = estimate_batch(model, facts.total, facts.tokens, read_measurements(backends.pool, model))
+        found = estimate_batch(model, facts.total, facts.tokens, read_rates(backends.pool, model))
         accepted: dict[str, Any] = {
             "model": facts.model,
             "total": facts.total,

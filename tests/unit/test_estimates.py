@@ -7,7 +7,7 @@ import pytest
 
 from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.measurement import Measurement, MeasurementError
-from service.estimates import Estimate, MeasurementRow, estimate_batch, model_key
+from service.estimates import Estimate, MeasurementRow, estimate_batch, fit_rates, model_key
 from service.prompts import TokenCount
 
 MODEL = ModelSpec(id="m", source="/m", accelerator="a10g", tensor_parallel_size=2)
@@ -35,7 +35,7 @@ def measured(rows: int, prompt: int, answer: int, *, works: tuple[float, float, 
 
 
 def test_the_same_batch_again_takes_the_same() -> None:
-    assert estimate_batch(MODEL, 1_000, TOKENS, [FIRST]) == Estimate(
+    assert estimate_batch(MODEL, 1_000, TOKENS, fit_rates([FIRST])) == Estimate(
         input_tokens=80_000,
         output_tokens=25_000,
         most_output=50_000,
@@ -51,25 +51,25 @@ def test_batches_of_other_shapes_follow_the_measured_rates(rows: int, prompt: in
     known = [measured(*shape, works=works) for shape in ((1_000, 80, 25), (500, 2_000, 5), (2_000, 10, 300))]
     tokens = TokenCount(input_tokens=rows * prompt, most_output=rows * answer * 2, lines=rows)
     truth = measured(rows, prompt, answer, works=works)
-    found = estimate_batch(MODEL, rows, tokens, known)
+    found = estimate_batch(MODEL, rows, tokens, fit_rates(known))
     assert found.duration_s == pytest.approx(FIRST.other_s + truth.engine_s, rel=0.1)
 
 
 def test_more_engines_share_the_work_and_hold_all_of_their_gpus() -> None:
     model = replace(MODEL, concurrency=4)
     tokens = replace(TOKENS, input_tokens=160_000, most_output=100_000)
-    found = estimate_batch(model, 2_000, tokens, [FIRST])
+    found = estimate_batch(model, 2_000, tokens, fit_rates([FIRST]))
     assert (found.duration_s, found.gpu_seconds) == (pytest.approx(30 + 20), pytest.approx(8 * (20 + 20)))
-    assert estimate_batch(replace(model, accelerator="cpu"), 2_000, tokens, [FIRST]).gpu_seconds == 0
+    assert estimate_batch(replace(model, accelerator="cpu"), 2_000, tokens, fit_rates([FIRST])).gpu_seconds == 0
     assert model_key(model) == model_key(MODEL) != model_key(replace(MODEL, source="/other"))
 
 
 def test_tokens_are_known_before_the_first_measurement_and_nothing_without_a_tokenizer() -> None:
     unmeasured = Estimate(input_tokens=80_000, most_output=50_000, sampled_lines=1_000)
-    assert estimate_batch(MODEL, 1_000, TOKENS, []) == unmeasured
-    assert estimate_batch(MODEL, 1_000, None, [FIRST]) == Estimate()
+    assert estimate_batch(MODEL, 1_000, TOKENS, fit_rates([])) == unmeasured
+    assert estimate_batch(MODEL, 1_000, None, fit_rates([FIRST])) == Estimate()
     embeddings = replace(TOKENS, most_output=0)
-    assert estimate_batch(MODEL, 1_000, embeddings, [replace(FIRST, output_share=None)]).output_tokens == 0
+    assert estimate_batch(MODEL, 1_000, embeddings, fit_rates([replace(FIRST, output_share=None)])).output_tokens == 0
 
 
 def test_measurements_are_read_as_written() -> None:

@@ -10,7 +10,7 @@ from service.api.dependencies import BackendsDependency, ReadAccess
 from service.api.openapi import INVALID_ID, WITH_KEY, described
 from service.api.schemas import Answer
 from service.errors import NotFoundError
-from service.model_reports import read_measurements, read_prompt_rules
+from service.model_reports import read_prompt_rules, read_rates
 
 router = APIRouter(prefix="/v1/estimates", tags=["Models"], responses=WITH_KEY)
 
@@ -24,8 +24,8 @@ class EstimateBasis(Answer):
     """The most engines that answer one batch."""
     gpus_per_engine: int
     """GPUs of one engine; 0 on CPUs."""
-    measurements: list[dict[str, float | None]]
-    """What the newest batches took, the newest first."""
+    rates: dict[str, float | None]
+    """What batches of the model take: seconds per row and token, of the rest, and the share of the allowed output."""
     prompt_rules: dict[str, Any] | None
     """The tokenizer, chat templates and limits of the model; null before its first batch has ended."""
 
@@ -53,6 +53,6 @@ def retrieve_estimate_basis(
         model=model.id,
         concurrency=model.spec.concurrency,
         gpus_per_engine=model.spec.num_gpus,
-        measurements=[dataclasses.asdict(each) for each in read_measurements(backends.pool, model.spec)],
+        rates=dataclasses.asdict(read_rates(backends.pool, model.spec)),
         prompt_rules=json.loads(rules) if rules else None,
     )
