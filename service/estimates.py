@@ -21,6 +21,8 @@ _USUAL_WORK: Final = (10.0, 1.0, 10.0)
 # How much an estimate prefers the usual proportions to a better fit of the measurements.
 _PREFERENCE: Final = 1e-3
 _FIT_ROUNDS: Final = 300
+# The time of a start changes with nodes and images, so that only the newest measurements count for it.
+_NEWEST: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ def model_key(model: ModelSpec) -> str:
 
 
 def fit_rates(measurements: Sequence[MeasurementRow]) -> Rates:
-    """Return the rates that fit the measurements of a model.
+    """Return the rates that fit the measurements of a model, the newest first.
 
     Least squares of the relative errors. One measurement, or several batches of the same shape, cannot tell the three
     kinds of work apart: their proportions are the usual ones then, which fit every batch of that shape.
@@ -124,8 +126,8 @@ def fit_rates(measurements: Sequence[MeasurementRow]) -> Rates:
         row_s=row_s,
         input_token_s=input_token_s,
         output_token_s=output_token_s,
-        other_s=statistics.median(each.other_s for each in usable),
-        job_other_s=statistics.median(each.job_other_s for each in usable),
+        other_s=statistics.median(each.other_s for each in usable[:_NEWEST]),
+        job_other_s=statistics.median(each.job_other_s for each in usable[:_NEWEST]),
         output_share=output_share,
     )
 

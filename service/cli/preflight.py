@@ -26,7 +26,6 @@ class Preflight:
 
     def __init__(self, client: "OpenAI") -> None:
         self._client = client
-        self._basis: dict[str, Any] = {}
 
     def find_counter(self, model_id: str) -> PromptCounter | None:
         """Fetch what the server knows about a model, and return its counter, if it knows the tokenizer.
@@ -37,8 +36,16 @@ class Preflight:
         """
         basis: Any = self._client.get(f"/estimates/{quote(model_id)}", cast_to=object)
         try:
-            self._basis = dict(basis)
-            rules = self._basis["prompt_rules"]
+            gpus = int(basis["gpus_per_engine"])
+            self._model = ModelSpec(
+                id=model_id,
+                source="",
+                accelerator="gpu" if gpus else "cpu",
+                tensor_parallel_size=max(1, gpus),
+                concurrency=int(basis["concurrency"]),
+            )
+            self._rates = record(Rates, basis["rates"])
+            rules = basis["prompt_rules"]
             return PromptCounter(PromptRules.from_json(json.dumps(rules).encode())) if rules else None
         except (PromptRulesError, KeyError, TypeError, ValueError) as error:
             raise CommandError(
@@ -48,16 +55,7 @@ class Preflight:
 
     def estimate(self, facts: InputFacts) -> dict[str, Any]:
         """Return the estimate of a valid file, as ``x_cloister`` of its batch will show it."""
-        gpus = self._basis["gpus_per_engine"]
-        model = ModelSpec(
-            id=self._basis["model"],
-            source="",
-            accelerator="gpu" if gpus else "cpu",
-            tensor_parallel_size=max(1, gpus),
-            concurrency=self._basis["concurrency"],
-        )
-        rates = record(Rates, self._basis["rates"])
-        estimate = dataclasses.asdict(estimate_batch(model, facts.total, facts.tokens, rates))
+        estimate = dataclasses.asdict(estimate_batch(self._model, facts.total, facts.tokens, self._rates))
         del estimate["most_output"]
         return estimate
 

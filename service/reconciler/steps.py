@@ -221,6 +221,7 @@ def _launch(backends: Backends, batch: Batch) -> GiveUp | None:
     with launch_turn(backends.pool, batch, backends.max_running_jobs) as turn:
         if turn is None:
             return None
+        queued_s = max(0.0, (datetime.now(UTC) - (batch.launch_after or batch.created_at)).total_seconds())
         try:
             backends.launcher.launch(spec)
         except Exception as error:  # noqa: BLE001 - a defect in one launch must not block the others
@@ -241,6 +242,7 @@ def _launch(backends: Backends, batch: Batch) -> GiveUp | None:
             return None
         # The http engine calls an endpoint that has its own GPUs.
         gpus = 0 if spec.model.engine == "http" else spec.model.num_gpus * spec.model.concurrency
-        record(turn, "record_launch", batch, datetime.now(UTC), event=("job.launched", {}), gpus=gpus)
+        event = ("job.launched", {"queued_s": round(queued_s, 3)})
+        record(turn, "record_launch", batch, datetime.now(UTC), event=event, gpus=gpus)
     backends.metrics.launches.inc()
     return None

@@ -156,14 +156,15 @@ WITH added AS (
                               other_s, job_other_s, output_share)
     SELECT %(model_key)s, %(now)s, %(rows)s, %(input_tokens)s, %(output_tokens)s, %(engines)s, %(engine_s)s,
            %(busy_s)s,
-           greatest(0, extract(epoch FROM %(now)s - created_at) - extract(epoch FROM launched_at - in_progress_at)
-                       - %(busy_s)s),
+           greatest(0, extract(epoch FROM %(now)s - created_at) - queued_s - %(busy_s)s),
            greatest(0, coalesce(gpu_seconds / nullif(gpus, 0), 0) - %(busy_s)s),
            batches.output_tokens / nullif(%(most_output)s::double precision, 0)
     FROM batches, LATERAL (
-        SELECT min(at) AS launched_at FROM batch_events WHERE batch_id = batches.id AND type = 'job.launched'
-    ) AS launches
-    WHERE id = %(batch_id)s AND attempt = 1 AND launched_at IS NOT NULL
+        SELECT (data ->> 'queued_s')::double precision AS queued_s FROM batch_events
+        WHERE batch_id = batches.id AND type = 'job.launched'
+        ORDER BY batch_events.id LIMIT 1
+    ) AS launch
+    WHERE id = %(batch_id)s AND attempt = 1 AND queued_s IS NOT NULL
 )
 DELETE FROM measurements
 WHERE model_key = %(model_key)s AND id < (
