@@ -14,12 +14,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from ray_job.contract.job_spec import JobSpec
-from ray_job.contract.measurement import Measurement
-from ray_job.contract.object_keys import measurement_key
 from ray_job.contract.parts import Usage
 from ray_job.engines.direct import DirectRun
 from ray_job.input_lines import InputLines
-from ray_job.object_store import read_chunks, read_part_headers, write_object, write_part
+from ray_job.object_store import read_chunks, read_part_headers, write_part
 from ray_job.progress import ProgressReporter, Totals
 from ray_job.rows import parse_request, part_row
 from ray_job.weights import require_model
@@ -68,37 +66,13 @@ def run(spec: JobSpec, progress: ProgressReporter) -> Totals:
             if len(lines) and spec.model.engine == "direct":
                 direct.answer(lines)
                 if not committed:  # what earlier attempts did was not measured
-                    write_measurement(spec, direct, lines, totals.usage)
+                    direct.write_measurement(lines, totals.usage)
             elif len(lines):
                 for row in build_dataset(spec, lines).iter_rows():
                     tokens = {field.name: row.pop(field.name) for field in fields(Usage)}
                     report(Totals(**row, usage=Usage(**tokens)))
     progress.report(totals, final=True)
     return totals
-
-
-def write_measurement(spec: JobSpec, direct: DirectRun, lines: InputLines, usage: Usage) -> None:
-    """Write what the engines of a job measured, for estimates of later batches.
-
-    Args:
-        spec: the job.
-        direct: its engines, after they answered all lines.
-        lines: the lines.
-        usage: the tokens of all lines, with those that share the answer of another.
-    """
-    answered = len(lines) / lines.total
-    measurement = Measurement(
-        engines=direct.engines,
-        engine_s=round(direct.engine_s, 3),
-        busy_s=round(direct.busy_s, 3),
-        rows=len(lines),
-        input_tokens=round(usage.input_tokens * answered),
-        output_tokens=round(usage.output_tokens * answered),
-    )
-    try:
-        write_object(spec.object_store, measurement_key(spec.batch_id), measurement.to_json())
-    except OSError as error:
-        logger.warning("the measurement was not written, estimates use those of other jobs: %s", error)
 
 
 def build_dataset(spec: JobSpec, lines: InputLines) -> "Dataset":

@@ -22,9 +22,9 @@ class Measurement:
         engines: engines that answered lines.
         engine_s: the sum over all engines, from when each was ready until its last part was written.
         busy_s: from the first ready engine until the last part was written.
-        rows: lines that engines answered; fewer than the batch has if equal lines shared an answer.
-        input_tokens: tokens of their prompts.
-        output_tokens: tokens that were generated for them.
+        rows: lines of the batch; if most of them shared the answer of an equal line, those that engines answered.
+        input_tokens: tokens of the prompts of these lines.
+        output_tokens: tokens of their answers.
     """
 
     engines: int

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from ray_job.contract.job_spec import JobSpec
-from ray_job.contract.object_keys import batch_prompt_rules_key
+from ray_job.contract.measurement import Measurement
+from ray_job.contract.object_keys import batch_prompt_rules_key, measurement_key
 from ray_job.contract.parts import Usage
 from ray_job.engines.engine_args import effective_engine_args, engine_flags
 from ray_job.engines.engine_process import EngineProcess
@@ -37,6 +38,7 @@ WINDOW_PER_SEQUENCE: Final = 1.1
 SEGMENT_ROWS: Final = 16
 SEGMENT_BYTES: Final = 4 << 20
 DEATHS_WITHOUT_PROGRESS: Final = 3
+MOSTLY_DISTINCT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +153,6 @@ class DirectRun:
         spec: the job.
         report: receives the totals of each part that was committed.
 
-    Attributes:
-        engines: engines that took rows.
-        engine_s: the sum of the seconds for which they did.
     """
 
     def __init__(self, spec: JobSpec, report: Callable[[Totals], None]) -> None:
@@ -163,13 +162,8 @@ class DirectRun:
         self._done = asyncio.Event()
         self._started: list[tuple[Any, Any]] = []
         self._ready_at = math.inf
-        self.engines = 0
-        self.engine_s = 0.0
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds since the first engine was ready."""
-        return max(0.0, time.monotonic() - self._ready_at)
+        self._engines = 0
+        self._engine_s = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -198,6 +192,29 @@ class DirectRun:
             JobError: see ``ray_job.errors``.
         """
         asyncio.run(self._answer(lines))
+
+    def write_measurement(self, lines: InputLines, usage: Usage) -> None:
+        """Write what the engines measured, for estimates of later batches, after they answered all lines.
+
+        Args:
+            lines: the lines.
+            usage: the tokens of all lines, with those that share the answer of another.
+        """
+        # Batches of a model have about the same share of equal lines, unless most are equal.
+        answered = len(lines) / lines.total
+        counted = 1.0 if answered > MOSTLY_DISTINCT else answered
+        measurement = Measurement(
+            engines=self._engines,
+            engine_s=round(self._engine_s, 3),
+            busy_s=round(max(0.0, time.monotonic() - self._ready_at), 3),
+            rows=round(lines.total * counted),
+            input_tokens=round(usage.input_tokens * counted),
+            output_tokens=round(usage.output_tokens * counted),
+        )
+        try:
+            write_object(self._spec.object_store, measurement_key(self._spec.batch_id), measurement.to_json())
+        except OSError as error:
+            logger.warning("the measurement was not written, estimates use those of other jobs: %s", error)
 
     async def _answer(self, lines: InputLines) -> None:
         engines = self._spec.model.engines_for(len(lines))
@@ -229,7 +246,7 @@ class DirectRun:
                 await started
                 ready_at = time.monotonic()
                 self._ready_at = min(self._ready_at, ready_at)
-                self.engines = max(self.engines, number + 1)
+                self._engines = max(self._engines, number + 1)
                 await actor.open.remote(engines, writes_prompt_rules=number == 0)
                 await run_together(self._feed(actor, number, pending), self._collect(actor, pending))
             except RayTaskError:
@@ -246,7 +263,7 @@ class DirectRun:
             else:
                 return
             finally:
-                self.engine_s += max(0.0, time.monotonic() - ready_at)
+                self._engine_s += max(0.0, time.monotonic() - ready_at)
                 ray.kill(actor)
 
     async def _feed(self, actor: Any, number: int, pending: dict[int, int]) -> None:

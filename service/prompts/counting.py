@@ -8,7 +8,7 @@ import jinja2
 from tokenizers import Tokenizer
 
 from ray_job.contract.prompt_rules import PromptRules, PromptRulesError
-from service.prompts.rendering import ChatTemplate, NotCountedError, check_fields, completion_prompts
+from service.prompts.rendering import UNKNOWN_FIELDS, ChatTemplate, NotCountedError, completion_prompts
 
 _CHAT: Final = "/v1/chat/completions"
 _INPUT_FIELDS: Final[Mapping[str, str]] = {"/v1/completions": "prompt", "/v1/embeddings": "input"}
@@ -64,7 +64,11 @@ class PromptCounter:
             None if they cannot be counted exactly, or the prompts have more than a million characters.
         """
         try:
-            check_fields(body)
+            if any(body.get(name) not in (None, False) for name in UNKNOWN_FIELDS):
+                return None
+            add_special_tokens = body.get("add_special_tokens", endpoint != _CHAT)
+            if type(add_special_tokens) is not bool:
+                return None
             prompts: Sequence[str | list[int]]
             if endpoint == _CHAT:
                 template = self._chat if body.get("tools") is None else self._tool_chat
@@ -73,7 +77,6 @@ class PromptCounter:
                 prompts = [template.render(body)]
             else:
                 prompts = completion_prompts(body, _INPUT_FIELDS[endpoint])
-            add_special_tokens = body.get("add_special_tokens", endpoint != _CHAT)
             texts = [prompt for prompt in prompts if isinstance(prompt, str)]
             if sum(map(len, texts)) > MAX_CHARACTERS:
                 return None

@@ -20,7 +20,7 @@ MAX_MESSAGES: Final = 4_096
 MAX_VARIABLES: Final = 64
 MAX_VARIABLE_CHARACTERS: Final = 4_096
 # Fields that change a prompt in ways that are not repeated here.
-_UNKNOWN_FIELDS: Final = (
+UNKNOWN_FIELDS: Final = (
     "chat_template",
     "continue_final_message",
     "documents",
@@ -170,19 +170,6 @@ def completion_prompts(body: Mapping[str, Any], name: str) -> Sequence[str | lis
         if types == {str} or (types == {list} and all(each and set(map(type, each)) == {int} for each in value)):
             return value
     raise NotCountedError(name)
-
-
-def check_fields(body: Mapping[str, Any]) -> None:
-    """Check that no field changes a prompt in a way that is not repeated here.
-
-    Raises:
-        NotCountedError: a field does.
-    """
-    for name in _UNKNOWN_FIELDS:
-        if name in body and body[name] not in (None, False):
-            raise NotCountedError(name)
-    if type(body.get("add_special_tokens", True)) is not bool:
-        raise NotCountedError("add_special_tokens")
 
 
 def _conversation_message(message: Any, *, has_parts: bool) -> dict[str, Any]:

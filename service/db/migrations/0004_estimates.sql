@@ -7,7 +7,7 @@ CREATE TABLE measurements (
     id             bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     model_key      text NOT NULL,
     measured_at    timestamptz NOT NULL,
-    rows           bigint NOT NULL,            -- that engines answered
+    rows           bigint NOT NULL,            -- those that engines answered, if most are equal
     input_tokens   bigint NOT NULL,
     output_tokens  bigint NOT NULL,
     engines        integer NOT NULL,
