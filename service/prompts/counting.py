@@ -64,7 +64,7 @@ class PromptCounter:
             None if they cannot be counted exactly, or the prompts have more than a million characters.
         """
         try:
-            if any(body.get(name) not in (None, False) for name in UNKNOWN_FIELDS):
+            if body.get("continue_final_message") or any(body.get(name) is not None for name in UNKNOWN_FIELDS):
                 return None
             add_special_tokens = body.get("add_special_tokens", endpoint != _CHAT)
             if type(add_special_tokens) is not bool:

@@ -22,7 +22,6 @@ MAX_VARIABLE_CHARACTERS: Final = 4_096
 # Fields that change a prompt in ways that are not repeated here.
 UNKNOWN_FIELDS: Final = (
     "chat_template",
-    "continue_final_message",
     "documents",
     "kv_transfer_params",
     "media_io_kwargs",

@@ -143,6 +143,8 @@ def test_output_is_bounded_by_the_request_and_the_context(counter: PromptCounter
         {"messages": [USER] * 5000},
         {"messages": "x"},
         {"messages": [USER], "truncate_prompt_tokens": 5},
+        {"messages": [USER], "truncate_prompt_tokens": 0},
+        {"messages": [USER], "continue_final_message": True},
         {"messages": [USER], "chat_template": "x"},
         {"messages": [USER], "chat_template_kwargs": {"loud": "x" * 10_000}},
         {"messages": [USER], "chat_template_kwargs": {"loud": [[]]}},
