@@ -60,6 +60,10 @@ def finish(backends: Backends, batch: Batch) -> None:
     if problem:
         message = f"The results could not be fully assembled: {problem}. Create the batch again."
         problems.append(InputError(code="assembly_failed", message=message))
+    expected = batch.counted_tokens
+    if assembled and assembled.completed == batch.total and expected not in (None, assembled.usage.input_tokens):
+        found = assembled.usage.input_tokens
+        logger.warning("estimate.inexact", batch_id=batch.id, model=batch.model, counted=expected, engine_counted=found)
     measured = adopt_reports(backends, batch) if after is BatchStatus.COMPLETED else None
     now = datetime.now(UTC)
     end_batch(

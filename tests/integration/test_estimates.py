@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ray_job.contract.job_spec import JobSpec
@@ -133,6 +134,15 @@ def test_reports_that_are_not_valid_change_nothing(stack: Stack, rules: bytes) -
     assert run(stack, "batch_1", line(1), reports=wrong)["status"] == "completed"
     assert run(stack, "batch_2", line(1), reports={})["estimate"]["input_tokens"] is None
     assert stack.sql("SELECT * FROM measurements") == []
+
+
+def test_a_count_that_differs_from_the_engines_is_logged(stack: Stack, rules: bytes) -> None:
+    run(stack, "batch_1", line(1), reports=reports("batch_1", rules))
+    with structlog.testing.capture_logs() as logs:
+        run(stack, "batch_2", line(1), reports={})
+        run(stack, "batch_3", line(1, words=5), reports={})
+    (found,) = (entry for entry in logs if entry["event"] == "estimate.inexact")
+    assert (found["batch_id"], found["counted"], found["engine_counted"]) == ("batch_3", 6, 10)
 
 
 def test_old_measurements_are_dropped(stack: Stack, rules: bytes) -> None:

@@ -39,7 +39,9 @@ SELECT id, project_id, endpoint, input_file_id, output_expires_after_s, status, 
        finalizing_at, total, attempt, failed_attempts, committed_parts, launch_after, created_at, job_running_since,
        completed + failed + committed_parts > 0 AS has_results,
        launch_refused_at, giving_up_at, giving_up_code, giving_up_message,
-       (estimate ->> 'most_output')::bigint AS most_output
+       (estimate ->> 'most_output')::bigint AS most_output,
+       CASE WHEN (estimate ->> 'sampled_lines')::bigint = total
+            THEN (estimate ->> 'input_tokens')::bigint END AS counted_tokens
 FROM batches WHERE id = %(batch_id)s
 
 -- name: beat
