@@ -66,18 +66,22 @@ def write_part(location: ObjectStoreLocation, batch_id: str, rows: Sequence[Part
         The key of the part.
     """
     key = part_key(batch_id, [row.line for row in rows])
-    data = encode_part(batch_id, rows)
+    write_object(location, key, encode_part(batch_id, rows))
+    return key
+
+
+def write_object(location: ObjectStoreLocation, key: str, data: bytes) -> None:
+    """Write an object, completely or not at all. Replace an existing one."""
     file_system, base = open_file_system(location)
     if location.kind == "s3":
         with file_system.open_output_stream(f"{base}/{key}") as stream:
             stream.write(data)
-        return key
-    # A directory shows unfinished files, so the part is written elsewhere and then renamed.
+        return
+    # A directory shows unfinished files, so the object is written elsewhere and then renamed.
     staging = f"{base}/.staging"
     file_system.create_dir(staging, recursive=True)
-    file_system.create_dir(f"{base}/{parts_prefix(batch_id).rstrip('/')}", recursive=True)
+    file_system.create_dir(f"{base}/{key.rpartition('/')[0]}", recursive=True)
     temporary = f"{staging}/{secrets.token_hex(8)}"
     with file_system.open_output_stream(temporary) as stream:
         stream.write(data)
     file_system.move(temporary, f"{base}/{key}")
-    return key

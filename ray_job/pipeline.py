@@ -53,7 +53,10 @@ def run(spec: JobSpec, progress: ProgressReporter) -> Totals:
         nonlocal totals
         totals += part
         # The service finalizes the batch when the last line is reported, while this job is still ending.
-        progress.report(totals, final=totals.completed + totals.failed == expected)
+        is_last = totals.completed + totals.failed == expected
+        if is_last and spec.model.engine == "direct" and not committed:  # earlier attempts were not measured
+            direct.write_measurement(lines, totals.usage)
+        progress.report(totals, final=is_last)
 
     with DirectRun(spec, report) as direct:
         if spec.model.engine == "direct" and not committed:

@@ -6,12 +6,16 @@ boto3 and PyArrow or the pod's identity for S3, ``CLOISTER_HTTP_ENGINE_API_KEY``
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 ENVIRONMENT_VARIABLE: Final = "CLOISTER_JOB_SPEC"
 VERSION: Final = 1
+
+ROWS_PER_ENGINE: Final = 256
+"""Another engine starts for each further this many rows: fewer are done before it is ready."""
 
 EngineKind = Literal["direct", "processor", "serve", "http"]
 ENGINE_KINDS: Final[tuple[EngineKind, ...]] = ("direct", "processor", "serve", "http")
@@ -81,6 +85,10 @@ class ModelSpec:
     def call_rows(self) -> int:
         """Lines in one call of an engine other than ``direct``."""
         return self.batch_size or 64
+
+    def engines_for(self, rows: int) -> int:
+        """Return how many engines of kind ``direct`` answer so many rows."""
+        return max(1, min(self.concurrency, math.ceil(rows / ROWS_PER_ENGINE)))
 
     @property
     def num_gpus(self) -> int:

@@ -2,6 +2,9 @@
 
 files/{file_id}                       an uploaded or assembled file, as the client sees it
 batches/{batch_id}/parts/{part_id}    the results of some lines of a batch
+batches/{batch_id}/prompt_rules.json  how the engine of its job counts prompts
+batches/{batch_id}/measurement.json   what its job measured
+prompt_rules/{model_key}.json         how the engines of a model count prompts, which jobs cannot write
 """
 
 import hashlib
@@ -21,6 +24,21 @@ def batch_prefix(batch_id: str) -> str:
 def parts_prefix(batch_id: str) -> str:
     """Return the prefix of a batch's part objects."""
     return f"{batch_prefix(batch_id)}parts/"
+
+
+def batch_prompt_rules_key(batch_id: str) -> str:
+    """Return the key of the prompt rules that a batch's job wrote."""
+    return f"{batch_prefix(batch_id)}prompt_rules.json"
+
+
+def measurement_key(batch_id: str) -> str:
+    """Return the key of the measurement that a batch's job wrote."""
+    return f"{batch_prefix(batch_id)}measurement.json"
+
+
+def prompt_rules_key(model_key: str) -> str:
+    """Return the key of the prompt rules of a model, by the digest of its settings."""
+    return f"prompt_rules/{model_key}.json"
 
 
 def part_key(batch_id: str, lines: Sequence[int]) -> str:

@@ -9,12 +9,15 @@ left. An engine without work ends at once, which releases its GPUs.
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.measurement import Measurement
+from ray_job.contract.object_keys import batch_prompt_rules_key, measurement_key
 from ray_job.contract.parts import Usage
 from ray_job.engines.engine_args import effective_engine_args, engine_flags
 from ray_job.engines.engine_process import EngineProcess
@@ -23,7 +26,7 @@ from ray_job.engines.row_window import Answer, RowWindow
 from ray_job.engines.shares import Shares
 from ray_job.errors import EngineUnavailableError
 from ray_job.input_lines import InputLines, Twin
-from ray_job.object_store import write_part
+from ray_job.object_store import write_object, write_part
 from ray_job.progress import Totals
 from ray_job.rows import Request, parse_request, part_row, timed_out
 from ray_job.weights import require_model
@@ -32,11 +35,10 @@ logger = logging.getLogger(__name__)
 
 # Rows in flight per sequence that the engine runs at once: some wait inside the engine for a free place.
 WINDOW_PER_SEQUENCE: Final = 1.1
-# Another engine starts for each further this many rows: fewer are done before it is ready.
-ROWS_PER_ENGINE: Final = 256
 SEGMENT_ROWS: Final = 16
 SEGMENT_BYTES: Final = 4 << 20
 DEATHS_WITHOUT_PROGRESS: Final = 3
+MOSTLY_DISTINCT: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +71,10 @@ class DirectEngine:
         self._process = EngineProcess(engine_flags(effective_engine_args(self._spec.model)))
         await self._process.wait_ready()
 
-    async def open(self, engines: int) -> None:
-        """Begin to take rows, as one of so many engines of the job."""
+    async def open(self, engines: int, *, writes_prompt_rules: bool) -> None:
+        """Begin to take rows, as one of so many engines of the job. One of them writes their prompt rules."""
+        write = self._write_prompt_rules if writes_prompt_rules else (lambda: None)
+        self._writing = asyncio.create_task(asyncio.to_thread(write))
         self._buffer = PartBuffer(self._spec.model.part_rows, writers=engines)
         rows = math.ceil(self._process.max_num_seqs * WINDOW_PER_SEQUENCE)
         self._window = RowWindow(self, self._add_row, rows=rows, ahead=SEGMENT_ROWS)
@@ -109,6 +113,14 @@ class DirectEngine:
         """See ``row_window.Engine``."""
         await self._process.restart()
 
+    def _write_prompt_rules(self) -> None:
+        """Write the prompt rules, with which the service counts the tokens of later batches."""
+        try:
+            if rules := self._process.prompt_rules():
+                write_object(self._spec.object_store, batch_prompt_rules_key(self._spec.batch_id), rules)
+        except OSError as error:
+            logger.warning("the prompt rules were not written, a later job writes them: %s", error)
+
     async def _run(self) -> None:
         try:
             await run_together(self._answer(), self._commit())
@@ -132,6 +144,7 @@ class DirectEngine:
             totals = Totals(
                 completed=completed, failed=len(rows) - completed, usage=sum((row.usage for row in rows), Usage())
             )
+            await self._writing  # the last commit may end the batch
             self._commits.put_nowait(Commit(lines=tuple(row.line for row in rows), totals=totals))
 
 
@@ -149,6 +162,10 @@ class DirectRun:
         self._reporting = asyncio.Lock()
         self._done = asyncio.Event()
         self._started: list[tuple[Any, Any]] = []
+        self._first_ready_at = math.inf
+        self._ready_at: dict[int, float] = {}  # of each engine that works
+        self._engines = 0
+        self._engine_s = 0.0  # of those that ended
 
     def __enter__(self) -> Self:
         return self
@@ -178,8 +195,32 @@ class DirectRun:
         """
         asyncio.run(self._answer(lines))
 
+    def write_measurement(self, lines: InputLines, usage: Usage) -> None:
+        """Write what the engines measured, for estimates of later batches, when they have answered all lines.
+
+        Args:
+            lines: the lines.
+            usage: the tokens of all lines, with those that share the answer of another.
+        """
+        # Batches of a model have about the same share of equal lines, unless most are equal.
+        now = time.monotonic()
+        answered = len(lines) / lines.total
+        counted = 1.0 if answered > MOSTLY_DISTINCT else answered
+        measurement = Measurement(
+            engines=self._engines,
+            engine_s=round(self._engine_s + sum(now - at for at in self._ready_at.values()), 3),
+            busy_s=round(max(0.0, now - self._first_ready_at), 3),
+            rows=round(lines.total * counted),
+            input_tokens=round(usage.input_tokens * counted),
+            output_tokens=round(usage.output_tokens * counted),
+        )
+        try:
+            write_object(self._spec.object_store, measurement_key(self._spec.batch_id), measurement.to_json())
+        except OSError as error:
+            logger.warning("the measurement was not written, estimates use those of other jobs: %s", error)
+
     async def _answer(self, lines: InputLines) -> None:
-        engines = min(self._spec.model.concurrency, math.ceil(len(lines) / ROWS_PER_ENGINE))
+        engines = self._spec.model.engines_for(len(lines))
         self._lines, self._left = lines, lines.total
         self._shares = Shares(lines.costs, engines)
         loops = asyncio.ensure_future(run_together(*(self._use_engine(each, engines) for each in range(engines))))
@@ -206,7 +247,10 @@ class DirectRun:
             left = self._left
             try:
                 await started
-                await actor.open.remote(engines)
+                self._ready_at[number] = time.monotonic()
+                self._first_ready_at = min(self._first_ready_at, self._ready_at[number])
+                self._engines = max(self._engines, number + 1)
+                await actor.open.remote(engines, writes_prompt_rules=number == 0)
                 await run_together(self._feed(actor, number, pending), self._collect(actor, pending))
             except RayTaskError:
                 raise
@@ -222,6 +266,8 @@ class DirectRun:
             else:
                 return
             finally:
+                if number in self._ready_at:
+                    self._engine_s += time.monotonic() - self._ready_at.pop(number)
                 ray.kill(actor)
 
     async def _feed(self, actor: Any, number: int, pending: dict[int, int]) -> None:

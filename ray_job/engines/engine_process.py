@@ -19,9 +19,11 @@ import aiohttp
 from ray_job.errors import EngineUnavailableError
 
 ENGINE_SERVER: Final = ("-m", "ray_job.engines.engine_server")
-# Files in the directory of a server. Limits are there before the socket, and the exit code when the server ended.
+# Files in the directory of a server. The exit code is there when the server ended. Limits are there before the socket,
+# and so are the rules, if the server knows them.
 SOCKET: Final = "s"
 LIMITS_FILE: Final = "limits.json"
+PROMPT_RULES_FILE: Final = "prompt_rules.json"
 EXIT_FILE: Final = "exit"
 POLL_INTERVAL_S: Final = 0.1
 STOP_TIMEOUT_S: Final = 10.0
@@ -84,6 +86,11 @@ class EngineProcess:
     def max_num_seqs(self) -> int:
         """Sequences that the ready engine runs at once."""
         return int(json.loads(self._file(LIMITS_FILE).read_text())["max_num_seqs"])
+
+    def prompt_rules(self) -> bytes | None:
+        """Return the prompt rules of the ready engine as JSON, or None if only the engine can count its prompts."""
+        path = self._file(PROMPT_RULES_FILE)
+        return path.read_bytes() if path.exists() else None
 
     @property
     def pid(self) -> int:

@@ -17,6 +17,7 @@ It differs from vLLM's API server only in how it starts and ends, which clients 
 - When the caller dies, its end of the pipe closes and all processes of the engine end at once.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -31,7 +32,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ray_job.engines.engine_process import EXIT_FILE, LIMITS_FILE, SOCKET
+from ray_job.engines.engine_process import EXIT_FILE, LIMITS_FILE, PROMPT_RULES_FILE, SOCKET
+from ray_job.engines.engine_rules import prompt_rules
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -169,9 +171,13 @@ async def serve(directory: Path, arguments: "Namespace") -> None:
         vllm_config=vllm_config, usage_context=usage_context, disable_log_stats=arguments.disable_log_stats
     )
     try:
+        # In a thread: a large vocabulary takes some tenths of a second.
+        rules = asyncio.create_task(asyncio.to_thread(prompt_rules, engine, arguments))
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.vllm_config.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
+        if found := await rules:
+            (directory / PROMPT_RULES_FILE).write_bytes(found.to_json())
         limits = {"max_num_seqs": vllm_config.scheduler_config.max_num_seqs}
         (directory / LIMITS_FILE).write_text(json.dumps(limits))
         await uvicorn.Server(server_config(end_with_engine(app, engine), directory / SOCKET)).serve()

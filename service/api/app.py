@@ -11,7 +11,18 @@ from prometheus_client import CollectorRegistry, Gauge
 from service.api import openapi
 from service.api.errors import EXCEPTION_HANDLERS
 from service.api.middleware import RequestMiddleware
-from service.api.routes import audit_logs, batches, events, files, health, metrics, models, results, webhook_endpoints
+from service.api.routes import (
+    audit_logs,
+    batches,
+    estimates,
+    events,
+    files,
+    health,
+    metrics,
+    models,
+    results,
+    webhook_endpoints,
+)
 from service.api.watching import Watching
 from service.backends import Backends
 
@@ -53,6 +64,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None) -> FastA
         batches,
         results,
         events,
+        estimates,
         models,
         audit_logs,
         webhook_endpoints,

@@ -26,6 +26,22 @@ def rate_and_eta(row: BatchProgressRow, now: datetime) -> tuple[float | None, fl
     return rate, rows_left / rate if rate else None
 
 
+class BatchEstimate(Answer):
+    """What a batch takes, estimated when its input file was accepted. An unknown value is null."""
+
+    input_tokens: int | None
+    """Tokens of all prompts, by the model's own tokenizer. Exact if every line was counted."""
+    output_tokens: int | None
+    """Expected tokens of all answers: the tokens that the requests allow, times the share that earlier batches of the
+    model generated of what they were allowed."""
+    duration_s: float | None
+    """Seconds from the creation to the completion if no other batch is ahead, at the rate of earlier batches."""
+    gpu_seconds: float | None
+    """GPUs multiplied by the seconds for which the job reserves them; 0 for a model on CPUs."""
+    sampled_lines: int
+    """Lines whose tokens were counted; those of a large file are a sample."""
+
+
 class Extension(Answer):
     """cloister's fields of a batch beyond OpenAI's object. An unknown value is null."""
 
@@ -51,6 +67,8 @@ class Extension(Answer):
     """Jobs that failed in a row without a new result."""
     last_job_message: str | None
     """Why the last failed job failed."""
+    estimate: BatchEstimate | None
+    """Tokens, duration and GPU seconds; null until the input file is accepted."""
 
     @classmethod
     def from_row(cls, row: RetrievedBatchRow) -> Self:
@@ -76,6 +94,9 @@ class Extension(Answer):
             attempt=row.attempt,
             failed_attempts=row.failed_attempts,
             last_job_message=row.last_job_message,
+            estimate=None
+            if row.estimate is None
+            else BatchEstimate(**{name: row.estimate[name] for name in BatchEstimate.model_fields}),
         )
 
 

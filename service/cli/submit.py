@@ -1,5 +1,6 @@
 """``cloister validate`` and ``cloister submit``: check an input file, upload it and create a batch."""
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -20,6 +21,7 @@ from ray_job.contract.input_lines import split_lines
 from ray_job.contract.lines import ENDPOINTS
 from service.cli.batches import report_end, wait
 from service.cli.options import DEFAULT_DATA_DIR, ClientDataDir
+from service.cli.preflight import Preflight, print_estimate
 from service.cli.results import download
 from service.client.connection import open_client
 from service.client.exit_codes import CommandError, ExitCode
@@ -27,6 +29,7 @@ from service.client.following import Update
 from service.client.terminal import console, counted, note, print_errors, transfer
 from service.input_file import read_input_file
 from service.model_catalogue import ModelLimits, load_catalogue
+from service.prompts import FileCount
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -48,17 +51,32 @@ def validate(
     models: Annotated[
         Path | None, typer.Option(help="The server's models.yaml. Without it, any model name is accepted.")
     ] = None,
+    should_estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Estimate tokens, duration and GPU seconds by what the server measured."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    data_dir: ClientDataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Check an input file for errors, as the server does. Nothing is sent anywhere."""
+    """Check an input file for errors, as the server does. Nothing of the file is sent anywhere."""
     if endpoint and endpoint not in ENDPOINTS:
         raise typer.BadParameter(f"must be one of {', '.join(ENDPOINTS)}", param_hint="--endpoint")
     catalogue = load_catalogue(models) if models else None
-    with open_input(file) as source:
+    with open_input(file) as source, contextlib.ExitStack() as opened:
         endpoint = endpoint or first_endpoint(source.chunks()) or ENDPOINTS[0]
+        preflight = Preflight(opened.enter_context(open_client(data_dir))) if should_estimate else None
+        count = None
+        if preflight:
+            count = FileCount(
+                find_counter=preflight.find_counter,
+                endpoint=endpoint,
+                size_bytes=source.size_bytes,
+                line_count=sum(chunk.count(b"\n") for chunk in source.chunks()),
+            )
         with transfer(source.name, source.size_bytes, quiet=as_json) as show_progress:
             chunks = (show_progress(source.tell()) or chunk for chunk in source.chunks())
-            facts = read_input_file(chunks, endpoint=endpoint, models=catalogue)
+            facts = read_input_file(chunks, endpoint=endpoint, models=catalogue, file_count=count)
+    estimate = preflight.estimate(facts) if preflight and not facts.error_count else None
     if as_json:
         result = {
             "file": str(file),
@@ -69,12 +87,16 @@ def validate(
             "error_count": facts.error_count,
             "errors": [dataclasses.asdict(error) for error in facts.errors],
         }
+        if should_estimate:
+            result["estimate"] = estimate
         print(json.dumps(result, ensure_ascii=False))
     elif facts.error_count:
         print_errors(console(), facts.errors, facts.error_count)
         print(f"{file}: {counted(facts.error_count, 'error')} in {counted(facts.total, 'request')} for {endpoint}")
     else:
         print(f"{file}: {counted(facts.total, 'request')} for {endpoint}, model {facts.model}, no errors")
+        if estimate:
+            print_estimate(estimate, facts.total)
     raise typer.Exit(ExitCode.FILE_INVALID if facts.error_count else ExitCode.OK)
 
 

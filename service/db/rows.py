@@ -120,6 +120,7 @@ class RetrievedBatchRow(BatchRow):
     job_running_since: datetime | None
     queue_position: int | None
     last_job_message: str | None
+    estimate: Mapping[str, Any] | None
     now: datetime
 
 

@@ -20,8 +20,11 @@ from service.input_file.requests import (
     embedding_inputs,
     request_errors,
     too_long,
+    too_many_tokens,
 )
 from service.model_catalogue import MAX_REQUESTS, CatalogueModel
+from service.prompts import FileCount, TokenCount
+from service.prompts.file_count import RANGE_MASK, SPREAD
 
 MAX_EMBEDDING_INPUTS: Final = 50_000
 _EMBEDDINGS: Final = "/v1/embeddings"
@@ -54,12 +57,14 @@ class InputFacts:
         model: the model of the first request that names one from the catalogue.
         errors: the first 1,000 errors: those of the whole file, then those of its lines in order.
         error_count: the number of all errors.
+        tokens: the tokens of its requests; None if nobody asked for them or they cannot be counted.
     """
 
     total: int
     model: str | None
     errors: tuple[InputError, ...]
     error_count: int
+    tokens: TokenCount | None = None
 
 
 def read_input_file(
@@ -68,6 +73,7 @@ def read_input_file(
     endpoint: str,
     models: Mapping[str, CatalogueModel] | None,
     max_requests: int = MAX_REQUESTS,
+    file_count: FileCount | None = None,
 ) -> InputFacts:
     """Read an input file to its end and report every error of every line.
 
@@ -79,9 +85,11 @@ def read_input_file(
         models: the model catalogue, by id. None accepts any model, with the default limits.
         max_requests: the most requests that a batch may have; the model's own limit applies too. Lines beyond it are
             counted but not checked.
+        file_count: counts the tokens; requests with more than their model accepts are errors then.
     """
     context = LineContext(endpoint=endpoint, models=models)
-    return _Reader(context=context, max_requests=max_requests).read(chunks)
+    file_count = file_count or FileCount(find_counter=lambda _: None, endpoint=endpoint, size_bytes=0, line_count=0)
+    return _Reader(context=context, max_requests=max_requests, file_count=file_count).read(chunks)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +104,7 @@ class _Reader:
 
     context: LineContext
     max_requests: int
+    file_count: FileCount
     total: int = 0
     embedding_inputs: int = 0
     has_objects: bool = False
@@ -127,6 +136,7 @@ class _Reader:
             model=self.context.model_id,
             errors=self.errors.listed(),
             error_count=self.errors.count,
+            tokens=None if self.errors.count else self.file_count.result(),
         )
 
     def _lines_to_check(self, first: int, block: list[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
@@ -139,6 +149,8 @@ class _Reader:
         context, loads = self.context, orjson.loads
         endpoint, custom_ids, input_field = context.endpoint, context.custom_ids, INPUT_FIELDS[context.endpoint][0]
         model_id, engine, longest = context.good_line_facts
+        count, size, good_bytes = self.file_count, 0, 0
+        threshold, longest_uncounted, most_tokens = count.threshold, count.longest_uncounted, count.most_tokens
         good, room = 0, self.max_requests - self.total
         content: Any  # None stands for a line that is too long; orjson rejects it like any other non-JSON
         for number, content in enumerate(block, first):
@@ -161,9 +173,14 @@ class _Reader:
                     and (size < MIN_DEEP_BYTES or is_flat(request) or not is_too_deep(content))
                     and not (engine == "processor" and any(unsupported_fields(engine, endpoint, body)))
                     and good < room
+                    # Otherwise the full check counts its tokens.
+                    and size <= longest_uncounted
+                    and number * SPREAD & RANGE_MASK >= threshold
+                    and (body.get("max_completion_tokens") or body.get("max_tokens") or 0) <= most_tokens
                 ):
                     custom_ids.add(custom_id)
                     good += 1
+                    good_bytes += size
                     if endpoint == _EMBEDDINGS:
                         self.embedding_inputs += embedding_inputs(body["input"])
                     continue
@@ -174,7 +191,9 @@ class _Reader:
             good, room = 0, self.max_requests - self.total
             if model_id is None:
                 model_id, engine, longest = context.good_line_facts
+                threshold, longest_uncounted, most_tokens = count.threshold, count.longest_uncounted, count.most_tokens
         self.total += good
+        count.seen_bytes += good_bytes
 
     def _line_errors(self, number: int, content: bytes | None) -> Iterator[InputError]:
         if content is None:
@@ -195,8 +214,15 @@ class _Reader:
             yield InputError(code="invalid_json_line", message=message, line=number)
             return
         self.has_objects = True
-        yield from request_errors(self.context, request, number, len(content))
+        errors = list(request_errors(self.context, request, number, len(content)))
+        yield from errors
         body = request.get("body")
+        if self.context.model_id is not None:
+            self.file_count.set_model(self.context.model_id)
+        if not errors and isinstance(body, dict):
+            tokens = self.file_count.add(number, len(content), body)
+            if over := self.file_count.limits(tokens, body):
+                yield too_many_tokens(number, self.context, *over)
         if self.context.endpoint == _EMBEDDINGS and isinstance(body, dict):
             self.embedding_inputs += embedding_inputs(body.get("input"))
 

@@ -147,6 +147,24 @@ def too_long(number: int, max_line_bytes: int) -> InputError:
     return InputError(message=f"This line is longer than {max_line_bytes:,} bytes. Shorten the request.", line=number)
 
 
+def too_many_tokens(number: int, context: LineContext, name: str, tokens: int, limit: int) -> InputError:
+    """Return the error for a request with more tokens than its model accepts.
+
+    Args:
+        number: the line's number.
+        context: the file.
+        name: ``prompt``, or the field that asks for too many tokens.
+        tokens: its tokens.
+        limit: the most that the model accepts.
+    """
+    field = INPUT_FIELDS[context.endpoint][0]
+    problem, remedy = f"The prompt has {tokens:,} tokens", f"Shorten '{field}'."
+    if name != "prompt":
+        field, problem, remedy = name, f"'{name}' asks for {tokens:,} tokens", "Lower it."
+    message = f"{problem}; the model '{context.model_id}' accepts at most {limit:,}. {remedy}"
+    return InputError(code="token_limit_exceeded", message=message, param=f"body.{field}", line=number)
+
+
 def embedding_inputs(value: Any) -> int:
     """Count the inputs in the ``input`` of an embeddings request. A list of token ids is one input."""
     if isinstance(value, list) and value and not isinstance(value[0], int):

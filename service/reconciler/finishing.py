@@ -11,6 +11,7 @@ from service.assembly import Assembled, assemble
 from service.errors import ObjectNotFoundError
 from service.input_file import InputError
 from service.reconciler.backends import Backends
+from service.reconciler.estimating import adopt_reports
 from service.reconciler.records import Batch, load_batch, record
 from service.reconciler.state_changes import end_batch
 from service.transitions import JOB_FAILED, BatchStatus
@@ -70,8 +71,22 @@ def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> 
     if problem:
         message = f"The results could not be fully assembled: {problem}. Create the batch again."
         problems.append(InputError(code="assembly_failed", message=message))
+    expected = batch.counted_tokens
+    if assembled and assembled.completed == batch.total and expected not in (None, assembled.usage.input_tokens):
+        found = assembled.usage.input_tokens
+        logger.warning("estimate.inexact", batch_id=batch.id, model=batch.model, counted=expected, engine_counted=found)
+    measured = adopt_reports(backends, batch) if after is BatchStatus.COMPLETED else None
     now = datetime.now(UTC)
-    end_batch(backends.pool, batch, after, now, backends.retention_s, assembled=assembled, problems=problems)
+    end_batch(
+        backends.pool,
+        batch,
+        after,
+        now,
+        backends.retention_s,
+        assembled=assembled,
+        problems=problems,
+        measured=measured,
+    )
     return True
 
 

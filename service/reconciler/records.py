@@ -25,7 +25,12 @@ LAUNCH_LOCK: Final = 7_203_003
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch(BatchView):
-    """A batch as stored: the columns that decide its next action, and those that the actions need."""
+    """A batch as stored: the columns that decide its next action, and those that the actions need.
+
+    Attributes:
+        most_output: the tokens that its requests allow; None if they were unknown when it was validated.
+        counted_tokens: the tokens of its prompts; None unless each line was counted.
+    """
 
     id: str
     project_id: str
@@ -36,6 +41,8 @@ class Batch(BatchView):
     total: int
     created_at: datetime
     job_running_since: datetime | None
+    most_output: int | None
+    counted_tokens: int | None
 
     @classmethod
     def from_row(cls, *, status: str, **columns: Any) -> Self:

@@ -10,7 +10,7 @@ that it was read in, for example because its owner cancelled it. The API makes t
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from psycopg.rows import DictRow
 from ray_job.contract.parts import Usage
 from service.assembly import Assembled
 from service.db import Pool, query
+from service.estimates import KEPT_MEASUREMENTS
 from service.input_file import InputError
 from service.reconciler.records import Batch, insert_event
 from service.transitions import ALLOWED, BatchStatus
@@ -74,6 +75,7 @@ def end_batch(
     *,
     assembled: Assembled | None = None,
     problems: Sequence[InputError] = (),
+    measured: Mapping[str, Any] | None = None,
 ) -> bool:
     """Move a batch to a final state, with its files, counts and usage.
 
@@ -85,6 +87,7 @@ def end_batch(
         retention_s: how long the files are kept if neither the batch nor its project sets a time.
         assembled: its result files, which become visible now, and their counts; None if it has no results.
         problems: its errors.
+        measured: the measurement of its job, and the key of its model.
     """
     stored = {"output": assembled.output, "error": assembled.error} if assembled else {}
     files = [(batch.result_file_id(kind), kind, file) for kind, file in stored.items() if file is not None]
@@ -112,4 +115,7 @@ def end_batch(
                 "retention_s": retention_s,
             }
             connection.execute(query("insert_batch_file"), values)
+        if measured:
+            values = {"batch_id": batch.id, "now": now, "limit": KEPT_MEASUREMENTS, **measured}
+            connection.execute(query("record_measurement"), values)
         return True

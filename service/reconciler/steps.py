@@ -3,18 +3,22 @@
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import structlog
+from psycopg.types.json import Jsonb
 
 from ray_job.contract.job_spec import JobSpec
 from ray_job.contract.object_keys import batch_prefix, file_key, parts_prefix
 from service.assembly import missing_results
 from service.db import query
 from service.errors import LauncherError, LaunchRefusedError, ObjectNotFoundError
-from service.input_file import InputError, read_input_file
+from service.estimates import estimate_batch
+from service.input_file import InputError
+from service.model_reports import read_rates
 from service.ports import JobState, JobStatus
 from service.reconciler.backends import Backends
+from service.reconciler.estimating import read_and_count
 from service.reconciler.finishing import finish
 from service.reconciler.records import Batch, launch_turn, load_batch, record
 from service.reconciler.state_changes import change_state
@@ -142,8 +146,7 @@ def validate(backends: Backends, batch: Batch) -> None:
         problem = f"The file '{file_id}' has purpose '{row['purpose']}'. Upload the input file with purpose 'batch'."
     else:
         try:
-            chunks = backends.store.read(file_key(file_id))
-            facts = read_input_file(chunks, endpoint=batch.endpoint, models=backends.catalogue)
+            facts = read_and_count(backends, batch, row)
         except ObjectNotFoundError:
             problem = f"The content of the input file '{file_id}' is gone. Upload it again."
     errors: tuple[InputError, ...]
@@ -155,9 +158,16 @@ def validate(backends: Backends, batch: Batch) -> None:
         message = f"The model '{facts.model}' cannot run here: {reason}."
         errors, error_count = (InputError(code=MODEL_UNAVAILABLE, message=message, param="body.model"),), 1
     else:
+        model = backends.catalogue[facts.model or ""].spec
+        found = estimate_batch(model, facts.total, facts.tokens, read_rates(backends.pool, model))
+        accepted: dict[str, Any] = {
+            "model": facts.model,
+            "total": facts.total,
+            "estimate": Jsonb(dataclasses.asdict(found)),
+        }
         after, now = BatchStatus.IN_PROGRESS, datetime.now(UTC)
         with backends.pool.connection() as connection:
-            change_state(connection, "accept_batch", batch, after, now, model=facts.model, total=facts.total)
+            change_state(connection, "accept_batch", batch, after, now, **accepted)
         return
     after, now = BatchStatus.FAILED, datetime.now(UTC)
     with backends.pool.connection() as connection:
@@ -219,6 +229,7 @@ def _launch(backends: Backends, batch: Batch) -> GiveUp | None:
     with launch_turn(backends.pool, batch, backends.max_running_jobs) as turn:
         if turn is None:
             return None
+        queued_s = max(0.0, (datetime.now(UTC) - (batch.launch_after or batch.created_at)).total_seconds())
         try:
             backends.launcher.launch(spec)
         except Exception as error:  # noqa: BLE001 - a defect in one launch must not block the others
@@ -239,6 +250,7 @@ def _launch(backends: Backends, batch: Batch) -> GiveUp | None:
             return None
         # The http engine calls an endpoint that has its own GPUs.
         gpus = 0 if spec.model.engine == "http" else spec.model.num_gpus * spec.model.concurrency
-        record(turn, "record_launch", batch, datetime.now(UTC), event=("job.launched", {}), gpus=gpus)
+        event = ("job.launched", {"queued_s": round(queued_s, 3)})
+        record(turn, "record_launch", batch, datetime.now(UTC), event=event, gpus=gpus)
     backends.metrics.launches.inc()
     return None

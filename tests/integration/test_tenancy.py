@@ -18,6 +18,7 @@ from service.projects import Project, archive_project, create_project
 NEEDED = {
     ("GET", "/v1/models"): Scope.READ,
     ("GET", "/v1/models/{model_id:path}"): Scope.READ,
+    ("GET", "/v1/estimates/{model_id:path}"): Scope.READ,
     ("GET", "/v1/files"): Scope.READ,
     ("GET", "/v1/files/{file_id}"): Scope.READ,
     ("GET", "/v1/files/{file_id}/content"): Scope.READ,

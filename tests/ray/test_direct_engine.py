@@ -10,8 +10,12 @@ import psutil
 import pytest
 
 from ray_job.contract.exit_codes import EXIT_NO_MODEL
+from ray_job.contract.measurement import Measurement
+from ray_job.contract.object_keys import batch_prompt_rules_key, measurement_key
+from ray_job.contract.prompt_rules import PromptRules
 from ray_job.object_store import write_part
 from ray_job.rows import part_row
+from service.prompts import PromptCounter
 from tests.ray.job_harness import BATCH_ID, ENGINE_ARGS, Job, MakeJob, chat
 
 pytestmark = pytest.mark.ray
@@ -32,6 +36,13 @@ def test_every_line_is_answered_once_with_the_engines_status(make_job: MakeJob, 
     assert [row.line for row in rows] == list(range(1, 23))
     assert [row.status for row in rows[-2:]] == [400, 400]
     assert {row.outcome for row in rows[:20]} == {"completed"}
+    counter = PromptCounter(PromptRules.from_json((job.root / batch_prompt_rules_key(BATCH_ID)).read_bytes()))
+    counts = [counter.count(job.spec.endpoint, body) for body in bodies[:20]]
+    tokens = [row.body["usage"]["prompt_tokens"] for row in rows[:20]]
+    assert [count and count.tokens for count in counts] == tokens
+    measured = Measurement.from_json((job.root / measurement_key(BATCH_ID)).read_bytes())
+    assert (measured.engines, measured.rows, measured.input_tokens) == (1, 22, sum(tokens))
+    assert 0 < measured.engine_s <= measured.busy_s < 60
     assert all(set(row.body["error"]) == {"message", "type", "param", "code"} for row in rows[-2:])
 
 

@@ -31,6 +31,7 @@ def test_extension_of_a_running_batch_has_every_field() -> None:
         "queue_position": None, "rate_rows_per_second": 10.0, "eta_seconds": 900,
         "estimated_completion_at": int(NOW.timestamp()) + 900, "deadline_risk": "low", "gpu_seconds": 230.0,
         "enqueued_tokens": 7, "attempt": 3, "failed_attempts": 1, "last_job_message": "the node went away",
+        "estimate": None,
     }  # fmt: skip
 
 

@@ -39,7 +39,10 @@ SELECT id, project_id, endpoint, input_file_id, output_expires_after_s, status, 
        completed + failed + committed_parts > 0 AS has_results, job_ending_since,
        progress_at IS NOT NULL AND completed + failed >= total AND misreported_attempt IS DISTINCT FROM attempt
            AS all_reported,
-       launch_refused_at, giving_up_at, giving_up_code, giving_up_message
+       launch_refused_at, giving_up_at, giving_up_code, giving_up_message,
+       (estimate ->> 'most_output')::bigint AS most_output,
+       CASE WHEN (estimate ->> 'sampled_lines')::bigint = total
+            THEN (estimate ->> 'input_tokens')::bigint END AS counted_tokens
 FROM batches WHERE id = %(batch_id)s
 
 -- name: beat
@@ -47,12 +50,12 @@ INSERT INTO reconciler_heartbeat (leader, beat_at) VALUES (%(leader)s, now())
 ON CONFLICT (only_row) DO UPDATE SET leader = EXCLUDED.leader, beat_at = EXCLUDED.beat_at
 
 -- name: input_file_of_batch
-SELECT id, purpose, deleted_at, expires_at FROM files WHERE id = %(file_id)s AND project_id = %(project_id)s
+SELECT id, purpose, size_bytes, line_count, deleted_at, expires_at FROM files WHERE id = %(file_id)s AND project_id = %(project_id)s
 
 -- name: accept_batch
 UPDATE batches
 SET status = 'in_progress', model = %(model)s, total = %(total)s, enqueued_requests = %(total)s,
-    in_progress_at = %(now)s, attempt = 1, launch_after = %(now)s
+    in_progress_at = %(now)s, attempt = 1, launch_after = %(now)s, estimate = %(estimate)s
 WHERE id = %(batch_id)s AND status = 'validating'
 RETURNING id
 
@@ -164,6 +167,35 @@ SET status = %(after)s,
     failed_at = CASE WHEN %(after)s = 'failed' THEN %(now)s ELSE failed_at END
 WHERE id = %(batch_id)s AND status = %(before)s
 RETURNING id
+
+-- name: measurements_of_model
+SELECT rows, input_tokens, output_tokens, engines, engine_s, busy_s, other_s, job_other_s, output_share
+FROM measurements WHERE model_key = %(model_key)s
+ORDER BY id DESC LIMIT %(limit)s
+
+-- name: record_measurement
+-- Of a batch that has just ended. What several attempts took says little about the next batch.
+WITH added AS (
+    INSERT INTO measurements (model_key, measured_at, rows, input_tokens, output_tokens, engines, engine_s, busy_s,
+                              other_s, job_other_s, output_share)
+    SELECT %(model_key)s, %(now)s, %(rows)s, %(input_tokens)s, %(output_tokens)s, %(engines)s, %(engine_s)s,
+           %(busy_s)s,
+           greatest(0, extract(epoch FROM %(now)s - created_at) - queued_s - %(busy_s)s),
+           greatest(0, coalesce(gpu_seconds / nullif(gpus, 0), 0) - %(busy_s)s),
+           batches.output_tokens / nullif(%(most_output)s::double precision, 0)
+    FROM batches, LATERAL (
+        SELECT (data ->> 'queued_s')::double precision AS queued_s FROM batch_events
+        WHERE batch_id = batches.id AND type = 'job.launched'
+        ORDER BY batch_events.id LIMIT 1
+    ) AS launch
+    WHERE id = %(batch_id)s AND attempt = 1 AND queued_s IS NOT NULL
+)
+DELETE FROM measurements
+WHERE model_key = %(model_key)s AND id < (
+    SELECT min(id) FROM (
+        SELECT id FROM measurements WHERE model_key = %(model_key)s ORDER BY id DESC LIMIT %(limit)s
+    ) AS newest
+)
 
 -- name: insert_batch_file
 INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, created_at, expires_at)
