@@ -45,6 +45,9 @@ def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> 
     except PartError as error:
         after, problem = BatchStatus.FAILED, str(error)
     else:
+        expected, counted = batch.counted_tokens, assembled.usage.input_tokens
+        if assembled.completed == batch.total and expected not in (None, counted):
+            logger.warning("estimate.inexact", batch_id=batch.id, counted=expected, engine_counted=counted)
         if assembled.damaged:
             logger.error("batch.parts_damaged", batch_id=batch.id, problems=assembled.damaged)
             # Without missing lines, each line of a damaged part has a result elsewhere.
@@ -53,17 +56,10 @@ def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> 
                     f"{assembled.found:,} of {batch.total:,} lines have a readable result, which is delivered; "
                     f"{len(assembled.damaged):,} parts are damaged, the first one is: {assembled.damaged[0]}"
                 )
-        if batch.status is BatchStatus.CANCELLING:
-            after = BatchStatus.CANCELLED
-        elif batch.status is BatchStatus.IN_PROGRESS:
-            after = BatchStatus.FAILED
+        after = _final_state(batch, assembled)
+        if batch.status is BatchStatus.IN_PROGRESS:
             problems = [InputError(code=batch.giving_up_code or JOB_FAILED, message=batch.giving_up_message or "")]
-        elif batch.missed_deadline:
-            after = BatchStatus.EXPIRED if assembled.found < batch.total else BatchStatus.COMPLETED
-        elif assembled.found == batch.total:
-            after = BatchStatus.COMPLETED
-        else:
-            after = BatchStatus.FAILED
+        elif after is BatchStatus.FAILED:
             problem = problem or f"{assembled.found:,} of {batch.total:,} lines have a result"
     if problem and is_job_ending and batch.status is BatchStatus.FINALIZING:
         logger.warning("batch.assembly_postponed", batch_id=batch.id, reason="its job may still write parts")
@@ -71,23 +67,29 @@ def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> 
     if problem:
         message = f"The results could not be fully assembled: {problem}. Create the batch again."
         problems.append(InputError(code="assembly_failed", message=message))
-    expected = batch.counted_tokens
-    if assembled and assembled.completed == batch.total and expected not in (None, assembled.usage.input_tokens):
-        found = assembled.usage.input_tokens
-        logger.warning("estimate.inexact", batch_id=batch.id, model=batch.model, counted=expected, engine_counted=found)
     measured = adopt_reports(backends, batch) if after is BatchStatus.COMPLETED else None
-    now = datetime.now(UTC)
     end_batch(
         backends.pool,
         batch,
         after,
-        now,
+        datetime.now(UTC),
         backends.retention_s,
         assembled=assembled,
         problems=problems,
         measured=measured,
     )
     return True
+
+
+def _final_state(batch: Batch, assembled: Assembled) -> BatchStatus:
+    """Return the state in which a batch ends, with the results that it has."""
+    if batch.status is BatchStatus.CANCELLING:
+        return BatchStatus.CANCELLED
+    if batch.status is BatchStatus.IN_PROGRESS:
+        return BatchStatus.FAILED
+    if assembled.found == batch.total:
+        return BatchStatus.COMPLETED
+    return BatchStatus.EXPIRED if batch.missed_deadline else BatchStatus.FAILED
 
 
 def _assemble(backends: Backends, batch: Batch) -> Assembled | None:

@@ -80,11 +80,10 @@ def step(backends: Backends, batch_id: str) -> bool:
     elif decision is Action.LAUNCH:
         decision = _launch(backends, batch) or Action.WAIT
     if isinstance(decision, AttemptFailed):
-        reason = decision.message
         parts = sum(1 for _ in backends.store.keys(parts_prefix(batch.id)))
-        following = after_failed_attempt(batch, message=reason, parts=parts, now=now)
+        following = after_failed_attempt(batch, message=decision.message, parts=parts, now=now)
         if isinstance(following, NextAttempt):
-            event = ("job.ended", {"reason": reason, "failed_attempts": following.failed_attempts})
+            event = ("job.ended", {"reason": decision.message, "failed_attempts": following.failed_attempts})
             with backends.pool.connection() as connection:
                 record(connection, "record_next_attempt", batch, now, event=event, **dataclasses.asdict(following))
             return True
@@ -96,9 +95,9 @@ def step(backends: Backends, batch_id: str) -> bool:
             backends.launcher.stop(batch.job_id)
             return False
         case Action.FINALIZE:
+            after = BatchStatus.FINALIZING
             with backends.pool.connection() as connection:
                 # Nobody asked for the state of a job that has reported all lines, so it may still be ending.
-                after = BatchStatus.FINALIZING
                 change_state(connection, "finalize_batch", batch, after, now, is_job_ending=job is None)
         case Action.ASSEMBLE:
             is_job_ending = job is not None and job.state in ALIVE and not batch.stop_grace_is_over(now)
@@ -106,21 +105,24 @@ def step(backends: Backends, batch_id: str) -> bool:
                 backends.launcher.stop(batch.job_id)
                 return False
         case Action.DELETE_PARTS:
-            with ThreadPoolExecutor(_DELETERS, thread_name_prefix="parts") as pool:
-                list(pool.map(backends.store.delete, list(backends.store.keys(batch_prefix(batch.id)))))
-            with backends.pool.connection() as connection:
-                record(connection, "record_parts_deleted", batch, datetime.now(UTC))
+            _delete_parts(backends, batch)
             return False
         case GiveUp(code, message):
             # The batch fails once its job has stopped.
             event = ("batch.giving_up", {"code": code, "reason": message})
             with backends.pool.connection() as connection:
-                record(
-                    connection, "record_giving_up", batch, datetime.now(UTC), event=event, code=code, message=message
-                )
+                record(connection, "record_giving_up", batch, now, event=event, code=code, message=message)
         case _:
             return False
     return True
+
+
+def _delete_parts(backends: Backends, batch: Batch) -> None:
+    keys = list(backends.store.keys(batch_prefix(batch.id)))
+    with ThreadPoolExecutor(_DELETERS, thread_name_prefix="parts") as pool:
+        list(pool.map(backends.store.delete, keys))
+    with backends.pool.connection() as connection:
+        record(connection, "record_parts_deleted", batch, datetime.now(UTC))
 
 
 def validate(backends: Backends, batch: Batch) -> None:
