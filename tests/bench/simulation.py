@@ -28,7 +28,7 @@ Limits = tuple[int, int]
 LIMITS_OF_VLLM: Final[Mapping[str, tuple[Limits, Limits]]] = {
     "limit": ((256, 8192), (1024, 16_384)),
     "http": ((256, 2048), (1024, 8192)),
-    "cloister": ((256, 2048), (1024, 8192)),
+    "cloister": ((256, 8192), (1024, 16_384)),
     "run_batch": ((128, 2048), (128, 2048)),
     "stock": ((128, 2048), (128, 2048)),
 }
