@@ -3,6 +3,7 @@
 import _thread
 import dataclasses
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,7 +165,16 @@ def test_refused_key_is_reported_without_its_value(
     assert "secret-value" not in run.out
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    # A shell that starts tests in the background lets them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_cancels_the_batch_and_starts_no_other(doctor: Doctor, server: openai.OpenAI) -> None:
     def interrupt() -> None:
         eventually(lambda: bool(list(server.batches.list())))
