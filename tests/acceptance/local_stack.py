@@ -12,7 +12,8 @@ from service.local.layout import Layout, layout_of
 from service.local.processes import end_everything
 from service.local.ray_head import free_ports
 
-ENGINE_ARGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
+# With few rows at a time, a batch is long enough in the middle of its work to be killed there.
+ENGINE_ARGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048, "max_num_seqs": 32}
 MODELS: list[dict[str, Any]] = [
     {
         "id": "demo",

@@ -35,7 +35,7 @@ _POOLS: Final = {
 _VOLUMES: Final = {name: {"kind": "bundled", "volume": {"size_gib": 2}} for name in ("database", "object_store")}
 _MODEL: Final = {
     # In float32 the answers do not depend on what else is in the batch.
-    "engine_args": {"dtype": "float32", "max_model_len": 2048, "enforce_eager": True},
+    "engine_args": {"dtype": "float32", "max_model_len": 2048, "enforce_eager": True, "max_num_seqs": 128},
     # Small parts, so that a fault during the batch finds some lines committed and others not.
     "batch_size": 16,
 }

@@ -15,7 +15,8 @@ from ray_job.contract.object_keys import file_key, parts_prefix
 from ray_job.contract.parts import decode_header
 
 BATCH_ID = "batch_test"
-ENGINE_ARGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
+# system_fingerprint is a hash of the engine arguments; vLLM's programs differ in their default of max_num_seqs.
+ENGINE_ARGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048, "max_num_seqs": 128}
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -82,8 +82,7 @@ def kept_oracle(
     """
     digest = hashlib.sha256((model / "model.safetensors").read_bytes())
     cpu = sorted(set(re.findall(r"^(?:model name|flags)\s*:.*$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)))
-    named = [flag.replace(str(model), "MODEL") for flag in flags]
-    digest.update(json.dumps([VERSIONS, cpu, os.cpu_count(), named, *lines]).encode())
+    digest.update(json.dumps([VERSIONS, cpu, os.cpu_count(), *flags, *lines]).encode())
     path = kept / f"{digest.hexdigest()[:24]}.json"
     if not path.exists():
         found = {name: [answer.status, answer.body] for name, answer in oracle(lines, flags, directory).items()}
