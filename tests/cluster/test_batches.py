@@ -54,10 +54,8 @@ def local_run(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         job = new_job(tmp_path_factory.mktemp("local"), Path(temporary), demo_model, bodies)
         # The number of threads of an engine in its pod: sums of floats depend on it.
         job = replace(job, environment={**job.environment, "OMP_NUM_THREADS": "1"})
-        process = job.start()
-        yield lambda: answers_of(job, process)
-        process.kill()
-        process.communicate()
+        with job.running() as process:
+            yield lambda: answers_of(job, process)
 
 
 def answers_of(job: Job, process: subprocess.Popen[str]) -> dict[str, Any]:
