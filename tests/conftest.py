@@ -1,5 +1,6 @@
 """Fixtures that several test folders share."""
 
+import gc
 import itertools
 import shutil
 import tempfile
@@ -12,6 +13,12 @@ import pytest
 from service.db import Pool, migrate, open_pool
 
 _numbers = itertools.count()
+
+
+def pytest_collection_finish() -> None:
+    """Leave modules and tests out of garbage collections: they stay until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

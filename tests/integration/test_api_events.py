@@ -259,6 +259,7 @@ def _connections(api_pool: Pool) -> int:
     return int(row["n"])
 
 
+@pytest.mark.slow
 def test_two_hundred_watchers_share_few_connections(base_url: str, api_key: str, batch_id: str, api_pool: Pool) -> None:
     threads = threading.active_count()
     seen = asyncio.run(_watch_all(base_url, api_key, batch_id, api_pool))

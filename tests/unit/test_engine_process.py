@@ -36,6 +36,7 @@ async def post_many(engine: EngineProcess) -> list[tuple[int, bytes]]:
 ANSWERS = [(200, b"%d" % n) for n in range(POSTS)]
 
 
+@pytest.mark.slow
 def test_server_keeps_connections_while_the_caller_stalls() -> None:
     async def run() -> None:
         async with running_engine() as engine:
