@@ -202,8 +202,8 @@ class DirectRun:
             lines: the lines.
             usage: the tokens of all lines, with those that share the answer of another.
         """
-        # Batches of a model have about the same share of equal lines, unless most are equal.
         now = time.monotonic()
+        # Batches of a model have about the same share of equal lines, unless most are equal.
         answered = len(lines) / lines.total
         counted = 1.0 if answered > MOSTLY_DISTINCT else answered
         measurement = Measurement(
