@@ -69,7 +69,7 @@ engine-jobs: setup model
 	$(PYTHON) -m pytest -m ray --durations=10 --ignore tests/acceptance $(ARGS) $(NAME_LINES)
 
 unit: setup ## Run the fast tests: no Ray, no engine, at most two minutes on two cores
-	$(PYTHON) -m pytest -m "not ray and not slow" -n 2 --dist loadfile $(ARGS) $(NAME_LINES)
+	$(PYTHON) -m pytest -m "not ray and not slow" -n 3 --dist loadfile $(ARGS) $(NAME_LINES)
 
 # In one process: some of these tests measure rates or put load on the API.
 slow: setup ## Run the slow tests that need no engine: processes, load, fuzzing, crashes
