@@ -21,7 +21,8 @@ _USUAL_WORK: Final = (10.0, 1.0, 10.0)
 # How much an estimate prefers the usual proportions to a better fit of the measurements.
 _PREFERENCE: Final = 1e-3
 _FIT_ROUNDS: Final = 300
-# The time of a start changes with nodes and images, so that only the newest measurements count for it.
+# The time of a start changes with nodes and images, so only the newest measurements count for it. Of two, the shorter
+# one does: the first start on a machine also fills its caches.
 _NEWEST: Final = 5
 
 
@@ -126,8 +127,8 @@ def fit_rates(measurements: Sequence[MeasurementRow]) -> Rates:
         row_s=row_s,
         input_token_s=input_token_s,
         output_token_s=output_token_s,
-        other_s=statistics.median(each.other_s for each in usable[:_NEWEST]),
-        job_other_s=statistics.median(each.job_other_s for each in usable[:_NEWEST]),
+        other_s=statistics.median_low(each.other_s for each in usable[:_NEWEST]),
+        job_other_s=statistics.median_low(each.job_other_s for each in usable[:_NEWEST]),
         output_share=output_share,
     )
 

@@ -19,7 +19,7 @@ from ray_job.contract.job_spec import JobSpec
 from ray_job.contract.measurement import Measurement
 from ray_job.contract.object_keys import batch_prompt_rules_key, measurement_key
 from ray_job.contract.parts import Usage
-from ray_job.engines.engine_args import effective_engine_args, engine_flags
+from ray_job.engines.engine_args import engine_flags, server_args
 from ray_job.engines.engine_process import EngineProcess
 from ray_job.engines.part_buffer import PartBuffer
 from ray_job.engines.row_window import Answer, RowWindow
@@ -68,7 +68,7 @@ class DirectEngine:
             EngineUnavailableError: the engine ended first, or its model is missing.
         """
         require_model(self._spec.model.source)
-        self._process = EngineProcess(engine_flags(effective_engine_args(self._spec.model)))
+        self._process = EngineProcess(engine_flags(server_args(self._spec.model)))
         await self._process.wait_ready()
 
     async def open(self, engines: int, *, writes_prompt_rules: bool) -> None:

@@ -32,6 +32,14 @@ def effective_engine_args(model: ModelSpec) -> dict[str, Any]:
     return {**defaults, **model.engine_args, "model": model.source, "served_model_name": model.id}
 
 
+def server_args(model: ModelSpec) -> dict[str, Any]:
+    """Return the arguments of vLLM's API server for a model: those of the engine, and its own.
+
+    Responses report how many tokens of their prompt were found in the prefix cache, as OpenAI's do.
+    """
+    return {"enable_prompt_tokens_details": True, **effective_engine_args(model)}
+
+
 def engine_flags(engine_args: Mapping[str, Any]) -> list[str]:
     """Convert engine arguments to vLLM's command-line options.
 

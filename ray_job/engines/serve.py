@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec
-from ray_job.engines.engine_args import effective_engine_args
+from ray_job.engines.engine_args import server_args
 from ray_job.engines.llm_stages import engine_actor, response_row, use_few_actors
 from ray_job.errors import EngineUnavailableError
 
@@ -61,7 +61,7 @@ def deploy(model: ModelSpec) -> str:
 
     from ray_job.engines.serve_deployment import EngineDeployment
 
-    arguments = effective_engine_args(model)
+    arguments = server_args(model)
     shared = json.dumps([arguments, model.accelerator, model.concurrency], sort_keys=True)
     name = f"cloister-{hashlib.sha256(shared.encode()).hexdigest()[:16]}"
     running = serve.status().applications.get(name)

@@ -59,6 +59,10 @@ class Extension(Answer):
     half and more than a tenth. Null unless the batch is validating or in progress."""
     gpu_seconds: float
     """GPUs multiplied by the seconds for which jobs of the batch reserved them."""
+    input_tokens: int
+    """Tokens of the prompts that were answered so far."""
+    cached_tokens: int
+    """How many of them engines found in their prefix cache, and did not compute again."""
     enqueued_tokens: int
     """Estimated tokens of the input, which count towards the limit of the project."""
     attempt: int
@@ -90,6 +94,8 @@ class Extension(Answer):
             deadline_risk=risk if row.status in _CAN_MISS_DEADLINE else None,
             # Of the jobs that ended, and of the running one.
             gpu_seconds=round(row.gpu_seconds + row.gpus * running_s, 1),
+            input_tokens=row.input_tokens,
+            cached_tokens=row.cached_tokens,
             enqueued_tokens=row.enqueued_tokens,
             attempt=row.attempt,
             failed_attempts=row.failed_attempts,

@@ -42,8 +42,9 @@ logger = structlog.get_logger(__name__)
 MODEL_UNAVAILABLE: Final = "model_unavailable"
 # Parts that are deleted at the same time.
 _DELETERS: Final = 16
-# A job that cannot be launched waits longer than a failed step, so that other jobs are launched meanwhile.
-_POSTPONED_PAUSES: Final = 5
+# A job that cannot be launched waits as long as its batch is old, within these limits, in first pauses of a step.
+_LEAST_POSTPONED_PAUSES: Final = 0.25
+_MOST_POSTPONED_PAUSES: Final = 5
 
 
 def advance(backends: Backends, batch_id: str) -> None:
@@ -239,8 +240,9 @@ def _launch(backends: Backends, batch: Batch) -> GiveUp | None:
             is_refused = isinstance(error, LaunchRefusedError)
             if is_refused and (reason := after_refused_launch(batch, message=text, now=now)):
                 return reason
-            # Other batches get their turn meanwhile.
-            pause_s = _POSTPONED_PAUSES * backends.first_pause_s
+            # Other batches get their turn meanwhile. A Ray that is just starting is ready in a second or two.
+            first_s, age_s = backends.first_pause_s, (now - batch.created_at).total_seconds()
+            pause_s = min(_MOST_POSTPONED_PAUSES * first_s, max(_LEAST_POSTPONED_PAUSES * first_s, age_s))
             launch_after = now + timedelta(seconds=pause_s)
             record(turn, "postpone_launch", batch, now, launch_after=launch_after, refused=is_refused)
             log = logger.exception

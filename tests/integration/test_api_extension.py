@@ -26,8 +26,8 @@ def test_new_batch_has_an_extension_without_values(client: openai.OpenAI, http: 
     fields = extension(http, client.batches.create(**REQUEST).id)
     assert fields == {
         "queue_position": None, "rate_rows_per_second": None, "eta_seconds": None, "estimated_completion_at": None,
-        "deadline_risk": "low", "gpu_seconds": 0.0, "enqueued_tokens": 0, "attempt": 0, "failed_attempts": 0,
-        "last_job_message": None, "estimate": None,
+        "deadline_risk": "low", "gpu_seconds": 0.0, "input_tokens": 0, "cached_tokens": 0, "enqueued_tokens": 0,
+        "attempt": 0, "failed_attempts": 0, "last_job_message": None, "estimate": None,
     }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Estimates on real Postgres: what one batch's job reports is known when the next batch is validated."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,24 @@ def test_the_second_batch_of_a_model_has_an_estimate(stack: Stack, rules: bytes)
     assert third["estimate"]["gpu_seconds"] == 0
     (row, _) = stack.sql("SELECT * FROM measurements ORDER BY id")
     assert (row["rows"], row["input_tokens"], row["engine_s"], row["output_share"]) == (2, 20, 100, 0.5)
+
+
+def test_the_wait_for_a_launch_is_not_measured(stack: Stack, rules: bytes) -> None:
+    def work(spec: JobSpec) -> JobStatus:
+        commit(stack.store, spec.batch_id, 1)
+        for key, content in reports(BATCH, rules, replace(MEASUREMENT, busy_s=15.0).to_json()).items():
+            stack.store.put(key, [content])
+        return SUCCEEDED
+
+    stack.work = work
+    stack.create(line(1))
+    advance(replace(stack.backends, max_running_jobs=0), BATCH)
+    stack.sql("UPDATE batches SET created_at = now() - interval '1 h 2 s', in_progress_at = now() - interval '1 h'")
+    advance(stack.backends, BATCH)
+    stack.sql("UPDATE batch_events SET at = now() - interval '20 s' WHERE type = 'job.launched'")
+    advance(stack.backends, BATCH)
+    (row,) = stack.sql("SELECT other_s FROM measurements")
+    assert row["other_s"] == pytest.approx(2 + 20 - 15, abs=1)
 
 
 def test_output_is_expected_as_it_was_measured(stack: Stack, rules: bytes) -> None:

@@ -3,12 +3,14 @@
 import dataclasses
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from threading import Event
 
 import pytest
 
 from ray_job.contract.job_spec import JobSpec
 from service.db import Pool
+from service.errors import LauncherError
 from service.ports import JobStatus
 from service.reconciler.loop import Workers, batches_to_advance
 from service.reconciler.steps import advance
@@ -84,6 +86,18 @@ def test_queued_batch_past_its_deadline_needs_a_step(queued: Stack) -> None:
 def test_postponed_launch_does_not_delay_others(queued: Stack) -> None:
     queued.sql("UPDATE batches SET launch_after = now() + interval '1 h' WHERE id = 'a1'")
     assert to_advance(queued, 2) == ["a2", "b1"]
+
+
+@pytest.mark.parametrize(("age_s", "pause_s"), [(0, 0.25), (2, 2), (3_600, 5)])
+def test_launch_is_tried_again_sooner_for_a_new_batch(queued: Stack, age_s: float, pause_s: float) -> None:
+    def work(_: JobSpec) -> JobStatus:
+        raise LauncherError("Ray is starting")
+
+    queued.work = work
+    queued.sql("UPDATE batches SET created_at = now() - make_interval(secs => %s) WHERE id = 'a1'", age_s)
+    advance(dataclasses.replace(queued.backends, first_pause_s=1.0), "a1")
+    left_s = (queued.batch("a1")["launch_after"] - datetime.now(UTC)).total_seconds()
+    assert pause_s - 0.5 < left_s <= pause_s + 0.5
 
 
 def test_failed_launch_does_not_delay_others(queued: Stack) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ray_job.contract.job_spec import ModelSpec
-from ray_job.engines.engine_args import effective_engine_args, engine_flags
+from ray_job.engines.engine_args import engine_flags, server_args
 from tests.ray.fidelity.compare import differences
 from tests.ray.fidelity.oracle import http_server
 from tests.ray.job_harness import ENGINE_ARGS, Job, MakeJob, Row, chat, new_job
@@ -61,7 +61,7 @@ def test_serve_engine_returns_the_bodies_of_the_direct_engine(reference: list[Ro
 def test_http_engine_returns_the_bodies_of_its_endpoint(
     reference: list[Row], make_job: MakeJob, demo_model: Path, short_directory: Path
 ) -> None:
-    flags = engine_flags(effective_engine_args(ModelSpec(id="demo", source=str(demo_model), engine_args=ENGINE_ARGS)))
+    flags = engine_flags(server_args(ModelSpec(id="demo", source=str(demo_model), engine_args=ENGINE_ARGS)))
     with http_server(flags, short_directory, port=8531):
         job = make_job(_bodies(), engine="http", batch_size=8, base_url="http://127.0.0.1:8531/v1")
         rows = _run_and_check_statuses(job)

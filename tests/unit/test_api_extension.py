@@ -20,7 +20,8 @@ def row(**changes: Any) -> RetrievedBatchRow:
         "rows_per_s": 10.0, "progress_at": NOW - timedelta(seconds=5),
         "created_at": NOW - timedelta(hours=2), "expires_at": NOW + timedelta(hours=22),
         "job_running_since": NOW - timedelta(seconds=100), "gpus": 2, "gpu_seconds": 30.0,
-        "queue_position": None, "enqueued_tokens": 7, "attempt": 3, "failed_attempts": 1,
+        "queue_position": None, "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7,
+        "attempt": 3, "failed_attempts": 1,
         "last_job_message": "the node went away", "now": NOW,
     }  # fmt: skip
     return RetrievedBatchRow(**columns | changes)
@@ -30,8 +31,8 @@ def test_extension_of_a_running_batch_has_every_field() -> None:
     assert Extension.from_row(row()).model_dump() == {
         "queue_position": None, "rate_rows_per_second": 10.0, "eta_seconds": 900,
         "estimated_completion_at": int(NOW.timestamp()) + 900, "deadline_risk": "low", "gpu_seconds": 230.0,
-        "enqueued_tokens": 7, "attempt": 3, "failed_attempts": 1, "last_job_message": "the node went away",
-        "estimate": None,
+        "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7, "attempt": 3, "failed_attempts": 1,
+        "last_job_message": "the node went away", "estimate": None,
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ray_job.contract.job_spec import ModelSpec
-from ray_job.engines.engine_args import effective_engine_args, engine_flags
+from ray_job.engines.engine_args import effective_engine_args, engine_flags, server_args
 
 
 def test_gpu_gets_prefix_caching_and_vllms_default_for_chunked_prefill() -> None:
@@ -42,3 +42,10 @@ def test_engine_serves_the_model_under_its_catalogue_id() -> None:
 )
 def test_engine_arguments_are_converted_to_command_line_options(args: dict[str, object], flags: list[str]) -> None:
     assert engine_flags(args) == flags
+
+
+def test_server_reports_cached_tokens_unless_the_model_says_otherwise() -> None:
+    model = ModelSpec(id="m", source="s")
+    assert server_args(model) == {**effective_engine_args(model), "enable_prompt_tokens_details": True}
+    quiet = ModelSpec(id="m", source="s", engine_args={"enable_prompt_tokens_details": False})
+    assert server_args(quiet)["enable_prompt_tokens_details"] is False

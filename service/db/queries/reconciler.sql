@@ -174,21 +174,22 @@ FROM measurements WHERE model_key = %(model_key)s
 ORDER BY id DESC LIMIT %(limit)s
 
 -- name: record_measurement
--- Of a batch that has just ended. What several attempts took says little about the next batch.
+-- Of a batch that has just ended. What several attempts took says little about the next batch. The time between its
+-- acceptance and its launch is not counted: other batches were ahead, or no job could be launched.
 WITH added AS (
     INSERT INTO measurements (model_key, measured_at, rows, input_tokens, output_tokens, engines, engine_s, busy_s,
                               other_s, job_other_s, output_share)
     SELECT %(model_key)s, %(now)s, %(rows)s, %(input_tokens)s, %(output_tokens)s, %(engines)s, %(engine_s)s,
            %(busy_s)s,
-           greatest(0, extract(epoch FROM %(now)s - created_at) - queued_s - %(busy_s)s),
+           greatest(0, extract(epoch FROM (in_progress_at - created_at) + (%(now)s - launched_at)) - %(busy_s)s),
            greatest(0, coalesce(gpu_seconds / nullif(gpus, 0), 0) - %(busy_s)s),
            batches.output_tokens / nullif(%(most_output)s::double precision, 0)
     FROM batches, LATERAL (
-        SELECT (data ->> 'queued_s')::double precision AS queued_s FROM batch_events
+        SELECT at AS launched_at FROM batch_events
         WHERE batch_id = batches.id AND type = 'job.launched'
         ORDER BY batch_events.id LIMIT 1
     ) AS launch
-    WHERE id = %(batch_id)s AND attempt = 1 AND queued_s IS NOT NULL
+    WHERE id = %(batch_id)s AND attempt = 1
 )
 DELETE FROM measurements
 WHERE model_key = %(model_key)s AND id < (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ray_job.contract.job_spec import ModelSpec
-from ray_job.engines.engine_args import effective_engine_args, engine_flags
+from ray_job.engines.engine_args import engine_flags, server_args
 from tests.ray.fidelity.compare import differences
 from tests.ray.fidelity.corpus import CHAT, COMPLETIONS, EMBEDDINGS, corpus
 from tests.ray.fidelity.oracle import Answer, kept_oracle
@@ -42,7 +42,7 @@ def answers(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappi
 
 
 def _flags(source: Path, model: str, engine_args: Mapping[str, Any]) -> list[str]:
-    return engine_flags(effective_engine_args(ModelSpec(id=model, source=str(source), engine_args=engine_args)))
+    return engine_flags(server_args(ModelSpec(id=model, source=str(source), engine_args=engine_args)))
 
 
 @pytest.mark.parametrize(
