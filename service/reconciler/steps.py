@@ -42,7 +42,7 @@ logger = structlog.get_logger(__name__)
 MODEL_UNAVAILABLE: Final = "model_unavailable"
 # Parts that are deleted at the same time.
 _DELETERS: Final = 16
-# A job that cannot be launched waits as long as its batch is old, within these limits, in first pauses of a step.
+# A job that cannot be launched waits half as long as its batch is old, within these limits, in first pauses of a step.
 _LEAST_POSTPONED_PAUSES: Final = 0.25
 _MOST_POSTPONED_PAUSES: Final = 5
 
@@ -242,7 +242,7 @@ def _launch(backends: Backends, batch: Batch) -> GiveUp | None:
                 return reason
             # Other batches get their turn meanwhile. A Ray that is just starting is ready in a second or two.
             first_s, age_s = backends.first_pause_s, (now - batch.created_at).total_seconds()
-            pause_s = min(_MOST_POSTPONED_PAUSES * first_s, max(_LEAST_POSTPONED_PAUSES * first_s, age_s))
+            pause_s = min(_MOST_POSTPONED_PAUSES * first_s, max(_LEAST_POSTPONED_PAUSES * first_s, age_s / 2))
             launch_after = now + timedelta(seconds=pause_s)
             record(turn, "postpone_launch", batch, now, launch_after=launch_after, refused=is_refused)
             log = logger.exception

@@ -88,7 +88,7 @@ def test_postponed_launch_does_not_delay_others(queued: Stack) -> None:
     assert to_advance(queued, 2) == ["a2", "b1"]
 
 
-@pytest.mark.parametrize(("age_s", "pause_s"), [(0, 0.25), (2, 2), (3_600, 5)])
+@pytest.mark.parametrize(("age_s", "pause_s"), [(0, 0.25), (4, 2), (3_600, 5)])
 def test_launch_is_tried_again_sooner_for_a_new_batch(queued: Stack, age_s: float, pause_s: float) -> None:
     def work(_: JobSpec) -> JobStatus:
         raise LauncherError("Ray is starting")
