@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from ray_job.contract.input_lines import split_lines
-from ray_job.plan import Traits, execution_order, line_traits
+from ray_job.plan import Traits, execution_groups, line_traits
 from ray_job.rows import parse_request
 
 # The number and the custom_id of a line that shares the answer of an equal line.
@@ -29,6 +29,7 @@ class InputLines:
 
     Attributes:
         costs: about how many engine steps each line takes, in the order of execution.
+        group_starts: positions in this order at which a group of lines with a common beginning begins.
     """
 
     def __init__(self, chunks: Iterable[bytes], committed: Container[int], *, merge_equal: bool = False) -> None:
@@ -57,7 +58,10 @@ class InputLines:
             traits.append(found)
             offset += len(raw)
         self._file.flush()
-        self._order = array("Q", execution_order(traits))
+        self._order, self.group_starts = array("Q"), array("Q")
+        for group in execution_groups(traits):
+            self.group_starts.append(len(self._order))
+            self._order.extend(group)
         self.costs = array("Q", (traits[index].cost for index in self._order))
 
     def __len__(self) -> int:

@@ -88,11 +88,11 @@ def _prompt_pieces(body: Mapping[str, Any]) -> Iterator[str]:
             yield f"\0{message.get('role')}\0{content if isinstance(content, str) else json.dumps(content)}"
 
 
-def execution_order(traits: Sequence[Traits]) -> list[int]:
-    """Return the indices of lines in the order of execution.
+def execution_groups(traits: Sequence[Traits]) -> list[list[int]]:
+    """Return the indices of lines in the order of execution, in groups that share a beginning.
 
-    Lines that share a beginning follow each other, those that share more of it closest. Otherwise long rows come first;
-    rows of about the same length keep their order.
+    In a group, lines that share more of their beginning are closer. Otherwise long rows come first; rows of about the
+    same length keep their order.
     """
     by_prefix = sorted(range(len(traits)), key=lambda index: traits[index].prefix)
     shared = [_shared(traits[one].prefix, traits[other].prefix) for one, other in itertools.pairwise(by_prefix)]
@@ -114,7 +114,7 @@ def execution_order(traits: Sequence[Traits]) -> list[int]:
     for group in groups:
         group.sort(key=lambda index: (branches[index], -length(index), index))
     groups.sort(key=lambda group: (-max(map(length, group)), min(group)))
-    return [index for group in groups for index in group]
+    return groups
 
 
 def _shared(one: bytes, other: bytes) -> int:

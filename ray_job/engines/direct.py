@@ -76,8 +76,9 @@ class DirectEngine:
         write = self._write_prompt_rules if writes_prompt_rules else (lambda: None)
         self._writing = asyncio.create_task(asyncio.to_thread(write))
         self._buffer = PartBuffer(self._spec.model.part_rows, writers=engines)
-        rows = math.ceil(self._process.max_num_seqs * WINDOW_PER_SEQUENCE)
-        self._window = RowWindow(self, self._add_row, rows=rows, ahead=SEGMENT_ROWS)
+        sequences = self._process.max_num_seqs
+        rows = math.ceil(sequences * WINDOW_PER_SEQUENCE)
+        self._window = RowWindow(self, self._add_row, rows=rows, sequences=sequences, ahead=SEGMENT_ROWS)
         self._work = asyncio.create_task(self._run())
 
     async def add(self, rows: Sequence[tuple[int, bytes, list[Twin]]]) -> None:
@@ -161,6 +162,7 @@ class DirectRun:
         self._report = report
         self._reporting = asyncio.Lock()
         self._done = asyncio.Event()
+        self._waiting_feeds: list[asyncio.Future[None]] = []
         self._started: list[tuple[Any, Any]] = []
         self._first_ready_at = math.inf
         self._ready_at: dict[int, float] = {}  # of each engine that works
@@ -222,7 +224,7 @@ class DirectRun:
     async def _answer(self, lines: InputLines) -> None:
         engines = self._spec.model.engines_for(len(lines))
         self._lines, self._left = lines, lines.total
-        self._shares = Shares(lines.costs, engines)
+        self._shares = Shares(lines.costs, lines.group_starts, engines)
         loops = asyncio.ensure_future(run_together(*(self._use_engine(each, engines) for each in range(engines))))
         done = asyncio.ensure_future(self._done.wait())
         # An engine may still wait for its node when the others have answered all rows.
@@ -262,7 +264,8 @@ class DirectRun:
                         f"the worker of an engine ended {deaths} times before it committed a row "
                         f"({type(error).__name__}): check the memory of its node or pod"
                     ) from error
-                self._shares.give_back(pending.values())
+                self._shares.give_back(number, pending.values())
+                self._note_progress()
             else:
                 return
             finally:
@@ -272,27 +275,43 @@ class DirectRun:
 
     async def _feed(self, actor: Any, number: int, pending: dict[int, int]) -> None:
         """Send rows to an engine, as soon as it has room for them."""
-        while True:
+        while self._shares.left:
             segment: list[tuple[int, bytes, list[Twin]]] = []
             size = 0
             while len(segment) < SEGMENT_ROWS and size < SEGMENT_BYTES:
-                position = self._shares.take(number)
+                position = self._shares.take(number, len(pending))
                 if position is None:
                     break
                 line, raw = self._lines.read(position)
                 pending[line] = position
                 segment.append((line, raw, self._lines.twins(position)))
                 size += len(raw)
-            if not segment:
-                break
-            await actor.add.remote(segment)
+            if not self._shares.left:
+                self._note_progress()  # engines without rows end now
+            if segment:
+                await actor.add.remote(segment)
+            else:
+                await self._wait_for_progress()
         await actor.close.remote()
+
+    async def _wait_for_progress(self) -> None:
+        """Wait until an engine has committed rows, has begun its last ones, or has died."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting_feeds.append(waiter)
+        await waiter
+
+    def _note_progress(self) -> None:
+        for waiter in self._waiting_feeds:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting_feeds.clear()
 
     async def _collect(self, actor: Any, pending: dict[int, int]) -> None:
         """Report the parts of an engine until its last one."""
         while (commit := await actor.next_commit.remote()) is not None:
             for line in commit.lines:
                 pending.pop(line, None)
+            self._note_progress()
             async with self._reporting:
                 await asyncio.to_thread(self._report, commit.totals)
             self._left -= len(commit.lines)

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, cast
 
 import aiohttp
 
@@ -78,6 +78,7 @@ class EngineProcess:
                 start_new_session=True,
                 bufsize=0,
             )
+        self._input = cast("IO[bytes]", self._process.stdin)
 
     def _file(self, name: str) -> Path:
         return self.directory / str(self._server) / name
@@ -172,10 +173,10 @@ class EngineProcess:
             EngineUnavailableError: see ``wait_ready``.
         """
         await self._close_sessions()
-        if self._process.poll() is None and self._process.stdin is not None:
-            self._server += 1
-            self._process.stdin.write(b"r")
-        else:
+        self._server += 1
+        try:
+            self._input.write(b"r")
+        except BrokenPipeError:  # the parent of the server has died too
             await asyncio.to_thread(self._stop_process)
             self._start()
         await self.wait_ready()
@@ -191,9 +192,8 @@ class EngineProcess:
             await session.close()
 
     def _stop_process(self) -> None:
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        with contextlib.suppress(OSError):
+            self._input.close()
         try:
             self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

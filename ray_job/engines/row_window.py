@@ -3,10 +3,11 @@
 Each answer makes room for the next row, so the engine never waits for the slowest row of a group.
 
 Rows that were in flight when the engine died are suspects. Most rows that end an engine do so in their first step, so
-each suspect runs that step alone, newest first. One that ends the engine waits until all other rows are answered. If
-none of them does, they run again beside other rows. Suspects of a second death run in a few groups with nothing beside
-them. A group that ends the engine is split again, until one row is alone. A row that ends the engine twice while it is
-alone gets an error. When something else ended the engine, its rows run again and none of them is blamed.
+each suspect runs that step alone, newest first; those that still waited inside the engine run last. One that ends the
+engine waits until all other rows are answered. If none of them does, they run again beside other rows. Suspects of a
+second death run in a few groups with nothing beside them. A group that ends the engine is split again, until one row is
+alone. A row that ends the engine twice while it is alone gets an error. When something else ended the engine, its rows
+run again and none of them is blamed.
 """
 
 import asyncio
@@ -55,13 +56,15 @@ class RowWindow:
         engine: the engine, which is ready.
         finish: receives each row with its answer. While it blocks, the row counts as in flight.
         rows: the most rows in flight.
+        sequences: the rows that the engine runs at once. The others in flight wait inside it.
         ahead: ``add`` blocks while this many rows wait.
     """
 
-    def __init__(self, engine: Engine, finish: Finish, *, rows: int, ahead: int) -> None:
+    def __init__(self, engine: Engine, finish: Finish, *, rows: int, sequences: int, ahead: int) -> None:
         self._engine = engine
         self._finish = finish
         self._rows = rows
+        self._sequences = sequences
         self._ahead = ahead
         self._waiting: deque[Request] = deque()
         self._in_flight: dict[int, Request] = {}
@@ -126,7 +129,8 @@ class RowWindow:
         self._suspected.update(request.line for request in new)
         await self._start_engine()
         deadline = time.monotonic() + PROBE_TIME_S
-        for request in new:
+        waited = max(0, len(suspects) - self._sequences)
+        for request in [*new[waited:], *new[:waited]]:
             if time.monotonic() > deadline:
                 break
             if await self._run_alone([replace(request, body=first_step(request))], _discard):

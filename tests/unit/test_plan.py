@@ -1,12 +1,13 @@
 """The order of execution."""
 
+import itertools
 import json
 import random
 from typing import Any
 
 import pytest
 
-from ray_job.plan import Traits, execution_order, line_traits
+from ray_job.plan import Traits, execution_groups, line_traits
 
 
 def line(**body: Any) -> bytes:
@@ -19,7 +20,7 @@ def chat(system: str, user: str = "Why?", **fields: Any) -> bytes:
 
 
 def order(*lines: bytes) -> list[int]:
-    return execution_order([line_traits(each) for each in lines])
+    return list(itertools.chain(*execution_groups([line_traits(each) for each in lines])))
 
 
 def test_lines_without_a_common_beginning_keep_their_order() -> None:
@@ -33,6 +34,11 @@ def test_lines_with_one_system_prompt_run_next_to_each_other() -> None:
 def test_system_prompts_that_differ_at_their_end_count_as_shared() -> None:
     lines = [chat(f"{system} " * 500 + f"It is {n} o'clock.") for n, system in enumerate("abab")]
     assert order(*lines) == [0, 2, 1, 3]
+
+
+def test_groups_share_a_beginning() -> None:
+    traits = [line_traits(chat(f"{system} " * 200, str(n))) for n, system in enumerate("abac")]
+    assert execution_groups(traits) == [[0, 2], [1], [3]]
 
 
 def test_lines_that_share_more_are_closer() -> None:
@@ -83,7 +89,7 @@ def test_order_holds_every_line_once() -> None:
         Traits(prefix=bytes(chance.choice(b"ab") for _ in range(4 * chance.randrange(5))), cost=chance.randrange(99))
         for _ in range(300)
     ]
-    assert sorted(execution_order(traits)) == list(range(300))
+    assert sorted(itertools.chain(*execution_groups(traits))) == list(range(300))
 
 
 def test_equal_deterministic_lines_have_one_identity() -> None:

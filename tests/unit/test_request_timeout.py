@@ -57,7 +57,7 @@ def test_direct_engine_gives_up_only_the_request_that_is_never_answered() -> Non
         process = engine._process = EngineProcess([], program=[SERVER])
         try:
             await process.wait_ready()
-            window = RowWindow(engine, finish, rows=4, ahead=100)
+            window = RowWindow(engine, finish, rows=4, sequences=4, ahead=100)
             await window.add(
                 [
                     Request(line=n, custom_id=f"r{n}", url="/sleep" if n == UNANSWERED else "/echo", body=b"{}")

@@ -52,7 +52,7 @@ def requests(count: int, body: bytes = b'{"model":"m"}') -> list[Request]:
     return [Request(line=n, custom_id=f"r{n}", url="/v1/completions", body=body) for n in range(1, count + 1)]
 
 
-def run(engine: FragileEngine, rows: Sequence[Request], *, window: int = 64) -> dict[int, Answer]:
+def run(engine: FragileEngine, rows: Sequence[Request], *, window: int = 64, sequences: int = 64) -> dict[int, Answer]:
     answers: dict[int, Answer] = {}
 
     async def finish(request: Request, answer: Answer) -> None:
@@ -60,7 +60,7 @@ def run(engine: FragileEngine, rows: Sequence[Request], *, window: int = 64) -> 
         answers[request.line] = answer
 
     async def answer_all() -> None:
-        opened = RowWindow(engine, finish, rows=window, ahead=16)
+        opened = RowWindow(engine, finish, rows=window, sequences=sequences, ahead=16)
         working = asyncio.create_task(opened.run())
         for start in range(0, len(rows), 16):
             await opened.add(rows[start : start + 16])
@@ -117,6 +117,15 @@ def test_deadly_row_costs_few_restarts(late: bool, most: int) -> None:
     engine = FragileEngine(deadly=[300], late=late)
     run(engine, requests(1_000), window=512)
     assert engine.restarts <= most
+
+
+def test_rows_that_waited_inside_the_engine_are_suspected_last() -> None:
+    engine = FragileEngine(deadly=[8])
+    run(engine, requests(12), window=12, sequences=8)
+    assert engine.runs[:14] == [*range(1, 13), 8, 1]  # 8 is the newest of the eight that could run
+    engine = FragileEngine(external_deaths=1)
+    run(engine, requests(4), window=4, sequences=3)
+    assert engine.runs[:8] == [1, 2, 3, 4, 3, 2, 1, 4]
 
 
 @pytest.mark.parametrize("late", [False, True])
