@@ -36,7 +36,7 @@ IMAGES ?= service ray-cpu ray-v100 ray-cuda13
 NAME_LINES = $(if $(NAMED),2>&1 | sed --unbuffered 's/^/[$@] /')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model demo local test unit slow engine engine-stack engine-jobs test-cluster control-plane nodes cluster cluster-down cluster-packages conformance mutation lint typecheck format bench bench-full bench-compare render images lock clean distclean
+.PHONY: help setup model clients demo local test unit slow engine engine-stack engine-jobs test-cluster control-plane nodes cluster cluster-down cluster-packages conformance mutation lint typecheck format bench bench-full bench-compare render images lock clean distclean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,8 @@ setup: $(VENV)/installed ## Create the virtual environment for all other targets
 
 model: $(MODEL_DIR)/config.json ## Create the small demo model in build/demo_model
 
+clients: $(BUILD)/clients/installed ## Install the client libraries of docs/clients.md in build/clients
+
 demo: setup model ## Run a batch of 240 lines from upload to download on this machine
 	@$(PYTHON) -m service.local.demo --model $(MODEL_DIR) --directory $(BUILD)/demo
 
@@ -52,7 +54,7 @@ local: setup ## Run `cloister local` in ./cloister-data
 	@$(VENV)/bin/cloister local
 
 # Engine tests wait for processes to start, so two targets run at a time. Each line shows its target.
-test: setup model lint typecheck ## Run every check and every test (ARGS= for pytest: only those)
+test: setup model clients lint typecheck ## Run every check and every test (ARGS= for pytest: only those)
 ifdef ARGS
 	$(PYTHON) -m pytest $(ARGS)
 else
@@ -62,7 +64,7 @@ endif
 
 engine: engine-stack engine-jobs ## Run the tests with a real Ray and engines
 
-engine-stack: setup model
+engine-stack: setup model clients
 	$(PYTHON) -m pytest -m ray --durations=10 tests/acceptance $(ARGS) $(NAME_LINES)
 
 engine-jobs: setup model
@@ -141,6 +143,8 @@ lock: setup ## Resolve the pinned versions of all environments again (UPGRADE=1)
 	$(VENV)/bin/uv pip compile pyproject.toml --quiet --no-header --no-annotate $(if $(UPGRADE),--upgrade) \
 	  --extra cpu --extra dev --extra infra --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --override constraints/cpu-overrides.txt --output-file constraints/cpu.txt
+	$(VENV)/bin/uv pip compile constraints/clients.in --quiet --no-header --no-annotate $(if $(UPGRADE),--upgrade) \
+	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 --output-file constraints/clients.txt
 	for image in $(IMAGES); do case $$image in \
 	  service) tested="--constraint constraints/cpu.txt" ;; \
 	  ray-cpu) tested="--constraint constraints/cpu.txt --override constraints/cpu-overrides.txt" ;; \
@@ -167,6 +171,13 @@ $(VENV)/packages: constraints/cpu.txt constraints/uv.txt
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --requirement constraints/uv.txt
 	@echo "installing the packages of constraints/cpu.txt (about 6 GB on disk; once)"
 	@$(VENV)/bin/uv pip install --python $(PYTHON) --no-deps --compile-bytecode --requirement constraints/cpu.txt
+	@touch $@
+
+$(BUILD)/clients/installed: $(VENV)/installed constraints/clients.txt
+	@echo "installing the packages of constraints/clients.txt (about 150 MB on disk; once)"
+	@$(VENV)/bin/uv venv --quiet --clear --python $(PYTHON) $(BUILD)/clients
+	@$(VENV)/bin/uv pip install --quiet --python $(BUILD)/clients/bin/python --no-deps \
+	  --requirement constraints/clients.txt
 	@touch $@
 
 $(MODEL_DIR)/config.json: $(VENV)/installed
