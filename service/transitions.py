@@ -19,6 +19,9 @@ A batch goes to ``finalizing`` when its job has reported a result for each line 
 then still be ending: it keeps its slot, and the parts stay until its end was observed. If a line is missing although
 it was reported, the batch waits for its job's end. A job whose end leaves lines without a result counts as failed.
 
+The job of a paused batch is stopped, and its next attempt waits until the batch is resumed. That the job ended is no
+failure. A batch whose lines are all reported goes on in spite of a pause.
+
 A batch is given up in two steps: first the reason is recorded, then, once its job has stopped, the batch fails. The
 reason survives a crash in between, and what the job commits before it stops is delivered.
 """
@@ -99,6 +102,8 @@ class BatchView:
         launch_refused_at: when the launch of the newest job was first refused; None if it was not.
         all_reported: whether its newest job has reported a result for each line, and no check disproved it.
         job_ending_since: when it went to ``finalizing`` while its job was still ending; None once the job has ended.
+        is_paused: whether its owner paused it.
+        was_paused: whether a pause ended its newest job.
         giving_up_at: when it was given up; None if it was not.
         giving_up_code: the error code of the reason that was recorded then.
         giving_up_message: the message of that reason.
@@ -116,6 +121,8 @@ class BatchView:
     launch_refused_at: datetime | None = None
     all_reported: bool = False
     job_ending_since: datetime | None = None
+    is_paused: bool = False
+    was_paused: bool = False
     giving_up_at: datetime | None = None
     giving_up_code: str | None = None
     giving_up_message: str | None = None
@@ -213,7 +220,7 @@ def decide(batch: BatchView, job: JobStatus | None, now: datetime) -> Decision:
         case BatchStatus.IN_PROGRESS if now >= batch.expires_at:
             return Action.STOP_JOB if must_stop else Action.FINALIZE
         case BatchStatus.IN_PROGRESS if batch.launch_after is not None:
-            return Action.LAUNCH if now >= batch.launch_after else Action.WAIT
+            return Action.LAUNCH if now >= batch.launch_after and not batch.is_paused else Action.WAIT
         case BatchStatus.IN_PROGRESS if batch.all_reported:
             return Action.CHECK_LINES
         case BatchStatus.IN_PROGRESS:
@@ -232,6 +239,8 @@ def decide(batch: BatchView, job: JobStatus | None, now: datetime) -> Decision:
 def _decide_by_job(batch: BatchView, job: JobStatus) -> Decision:
     """Return the next action for a batch whose job was launched."""
     match job.state:
+        case JobState.PENDING | JobState.RUNNING if batch.is_paused:
+            return Action.STOP_JOB
         # If the batch has results, its jobs once had everything they need: what is missing now comes back.
         case JobState.PENDING | JobState.RUNNING if job.is_stuck and not batch.has_results:
             return _give_up_job(f"cannot run: {job.message}")
@@ -239,6 +248,8 @@ def _decide_by_job(batch: BatchView, job: JobStatus) -> Decision:
             return Action.WAIT
         case JobState.SUCCEEDED:
             return Action.CHECK_LINES
+        case _ if batch.was_paused:
+            return AttemptFailed("the batch was paused" if batch.is_paused else job.message or "the batch was paused")
         case JobState.FAILED if job.is_final:
             return _give_up_job(f"failed, and a retry would fail too: {job.message}")
         case JobState.FAILED:
@@ -262,6 +273,10 @@ def after_failed_attempt(batch: BatchView, *, message: str, parts: int, now: dat
         parts: how many parts are committed now. More than at the last failure means that the jobs make progress.
         now: aware, UTC.
     """
+    if batch.was_paused:
+        return NextAttempt(
+            launch_after=now, failed_attempts=batch.failed_attempts, committed_parts=batch.committed_parts
+        )
     failed = 1 if parts > batch.committed_parts else batch.failed_attempts + 1
     if failed >= MAX_FAILED_ATTEMPTS:
         return GiveUp(

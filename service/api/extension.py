@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Final, Literal, Self
 
-from service.api.schemas import Answer, BatchObject
+from service.api.schemas import Answer, BatchObject, unix_seconds
 from service.db.rows import BatchProgressRow, RetrievedBatchRow
 from service.transitions import BatchStatus
 
@@ -12,7 +12,8 @@ RATE_IS_FRESH_FOR: Final = timedelta(seconds=60)
 # Shares of the remaining time, or of the completion window if no rate is known.
 _LOW_SHARE: Final = 0.5
 _MEDIUM_SHARE_LEFT: Final = 0.1
-_CAN_MISS_DEADLINE: Final = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
+# The states in which lines may still run.
+RUNNABLE: Final = frozenset({BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS})
 
 
 def rate_and_eta(row: BatchProgressRow, now: datetime) -> tuple[float | None, float | None]:
@@ -45,6 +46,10 @@ class BatchEstimate(Answer):
 class Extension(Answer):
     """cloister's fields of a batch beyond OpenAI's object. An unknown value is null."""
 
+    priority: int
+    """Of the batches of a project, those with the highest priority are launched first."""
+    paused_at: int | None
+    """When the batch was paused, in Unix seconds; null unless it is paused."""
     queue_position: int | None
     """1 is launched next; null unless the batch waits for the launch of its job."""
     rate_rows_per_second: float | None
@@ -87,11 +92,13 @@ class Extension(Answer):
         risk: Literal["low", "medium", "high"] = "low" if is_low else "medium" if is_medium else "high"
         running_s = 0.0 if since is None else max(0.0, (now - since).total_seconds())
         return cls(
+            priority=row.priority,
+            paused_at=unix_seconds(row.paused_at) if row.status in RUNNABLE else None,
             queue_position=row.queue_position,
             rate_rows_per_second=None if rate is None else round(rate, 3),
             eta_seconds=None if eta is None else round(eta),
             estimated_completion_at=None if eta is None else int((now + timedelta(seconds=eta)).timestamp()),
-            deadline_risk=risk if row.status in _CAN_MISS_DEADLINE else None,
+            deadline_risk=risk if row.status in RUNNABLE else None,
             # Of the jobs that ended, and of the running one.
             gpu_seconds=round(row.gpu_seconds + row.gpus * running_s, 1),
             input_tokens=row.input_tokens,

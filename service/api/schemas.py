@@ -54,6 +54,15 @@ class ExpiresAfter(BaseModel):
     seconds: Annotated[StrictInt, ExpirySeconds]
 
 
+class BatchOptions(BaseModel):
+    """cloister's options of a new batch."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    priority: Annotated[int, Field(ge=-100, le=100, strict=True)] = 0
+    """Of the batches of a project, those with the highest priority are launched first, then the oldest."""
+
+
 class BatchRequest(BaseModel):
     """The body of ``POST /v1/batches``."""
 
@@ -69,6 +78,8 @@ class BatchRequest(BaseModel):
     """At most 16 pairs; keys of at most 64 characters, values of at most 512."""
     output_expires_after: ExpiresAfter | None = None
     """When its output and error files expire; by default after 30 days or the project's retention."""
+    x_cloister: BatchOptions | None = None
+    """What cloister adds to OpenAI's request."""
 
 
 class Answer(BaseModel):

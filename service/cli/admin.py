@@ -92,8 +92,8 @@ def create_key(
     scope: Annotated[
         list[Scope] | None,
         typer.Option(
-            help="read: list and download everything in the project; submit: upload, create, cancel and delete; admin: "
-            "audit log and webhooks. May be repeated. Default: read and submit."
+            help="read: list and download everything in the project; submit: upload, create, pause, resume, cancel and "
+            "delete; admin: audit log and webhooks. May be repeated. Default: read and submit."
         ),
     ] = None,
     expires_in: Annotated[

@@ -10,7 +10,7 @@ import stamina.instrumentation
 import typer
 
 from service.cli import admin
-from service.cli.batches import cancel, status, watch
+from service.cli.batches import cancel, pause, resume, status, watch
 from service.cli.doctor import doctor
 from service.cli.options import DEFAULT_DATA_DIR, DataDir
 from service.cli.results import results
@@ -19,7 +19,7 @@ from service.client.exit_codes import EPILOG, CommandError, ExitCode
 from service.errors import CloisterError
 
 app = typer.Typer(help="A private, OpenAI-compatible LLM batch stack.", no_args_is_help=True, add_completion=False)
-for command in (validate, submit, status, watch, results, cancel):
+for command in (validate, submit, status, watch, results, pause, resume, cancel):
     app.command(epilog=EPILOG)(command)
 
 

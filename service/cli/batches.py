@@ -1,9 +1,10 @@
-"""``cloister status``, ``watch`` and ``cancel``, and waiting for the end of a batch."""
+"""``cloister status``, ``watch``, ``pause``, ``resume`` and ``cancel``, and waiting for the end of a batch."""
 
 import dataclasses
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -64,11 +65,15 @@ def status(
         f"{datetime.fromtimestamp(unix_s, UTC):%Y-%m-%d %H:%M} UTC" if unix_s else ""
         for unix_s in (found.created_at, found.expires_at)
     )
+    extension = (found.model_extra or {}).get("x_cloister") or {}
+    paused_at = extension.get("paused_at")
+    paused = f", paused {duration(now_s - paused_at)} ago" if paused_at else ""
     fields = {
-        "status": found.status,
+        "status": f"{found.status}{paused}",
         "progress": progress_text(Update.of(found)),
         "model": found.model,
         "endpoint": found.endpoint,
+        "priority": str(extension.get("priority") or ""),
         "created": f"{created}, {duration(now_s - found.created_at)} ago",
         "expires": "" if found.status in FINAL else expires,
         "input file": found.input_file_id,
@@ -110,6 +115,40 @@ def watch(
         if ended.output_file_id or ended.error_file_id:
             note(f"`cloister results {ended.id}` downloads its results.")
     raise typer.Exit(ExitCode.of_batch(ended.status, Update.of(ended).failed))
+
+
+def pause(
+    batch: BatchId,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the Batch object and nothing else.")] = False,
+    data_dir: ClientDataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Stop the job of a batch until it is resumed. Finished lines keep their results; the deadline stays."""
+    _change_pause("pause", batch, as_json=as_json, data_dir=data_dir)
+
+
+def resume(
+    batch: BatchId,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the Batch object and nothing else.")] = False,
+    data_dir: ClientDataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Let a paused batch go on with the lines that have no result."""
+    _change_pause("resume", batch, as_json=as_json, data_dir=data_dir)
+
+
+def _change_pause(change: str, batch_id: str, *, as_json: bool, data_dir: Path) -> None:
+    from openai.types import Batch
+
+    with open_client(data_dir) as client:
+        found = client.post(f"/batches/{batch_id}/{change}", cast_to=Batch)
+    if as_json:
+        print(found.to_json(indent=None))
+    elif change == "pause":
+        print(f"{found.id} is paused")
+        note(f"`cloister resume {found.id}` lets it go on.")
+    else:
+        print(f"{found.id} is {found.status}")
 
 
 def cancel(

@@ -107,6 +107,10 @@ def submit(
     metadata: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Metadata of the batch. May be repeated.")
     ] = None,
+    priority: Annotated[
+        int,
+        typer.Option(min=-100, max=100, help="Of the batches of a project, the highest priority is launched first."),
+    ] = 0,
     validate: Annotated[
         bool, typer.Option(help="Check the file before the upload. The server checks it in any case.")
     ] = True,
@@ -134,7 +138,10 @@ def submit(
     if len(pairs) > _MAX_PAIRS:
         raise typer.BadParameter(f"a batch has at most {_MAX_PAIRS} pairs", param_hint="--metadata")
     with open_client(data_dir) as client:
-        batch = _create_batch(client, file, endpoint, pairs, validate=validate, quiet=as_json)
+        options: dict[str, Any] = {"metadata": pairs} if pairs else {}
+        if priority:
+            options["extra_body"] = {"x_cloister": {"priority": priority}}
+        batch = _create_batch(client, file, endpoint, options, validate=validate, quiet=as_json)
         if not should_wait:
             print(batch.to_json(indent=None) if as_json else batch.id)
             if not as_json:
@@ -154,7 +161,7 @@ def submit(
 
 
 def _create_batch(
-    client: "OpenAI", path: Path, endpoint: str, metadata: dict[str, str], *, validate: bool, quiet: bool
+    client: "OpenAI", path: Path, endpoint: str, options: dict[str, Any], *, validate: bool, quiet: bool
 ) -> "Batch":
     """Upload a file and create its batch.
 
@@ -195,7 +202,6 @@ def _create_batch(
                     raise changed
         except KeyboardInterrupt:
             raise CommandError("interrupted during the upload: no batch was created", ExitCode.INTERRUPTED) from None
-    options: Any = {"metadata": metadata} if metadata else {}
     return client.batches.create(
         input_file_id=stored.id,
         endpoint=found or ENDPOINTS[0],  # type: ignore[arg-type]

@@ -112,6 +112,8 @@ class BatchRow(BatchProgressRow):
 class RetrievedBatchRow(BatchRow):
     """A batch with everything that ``x_cloister`` reports. ``now`` is the database's time."""
 
+    priority: int
+    paused_at: datetime | None
     attempt: int
     failed_attempts: int
     enqueued_tokens: int

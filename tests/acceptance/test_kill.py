@@ -1,4 +1,4 @@
-"""Kills of every process in the middle of a batch, which completes with every line exactly once."""
+"""Kills of every process, and a pause, in the middle of a batch, which completes with every line exactly once."""
 
 import json
 import time
@@ -125,6 +125,22 @@ def test_batch_continues_after_the_supervisor_was_killed_and_restarted(stack: Lo
     stack.start()
     assert stack.client.api_key == key
     _assert_every_line_once(stack, _wait(stack, batch_id, lambda batch: batch.status == "completed"))
+
+
+def test_paused_batch_releases_its_engine_and_completes_after_it_is_resumed(stack: LocalStack) -> None:
+    batch_id = _create(stack)
+    _wait(stack, batch_id, _in_the_middle)
+    stack.cloister("pause", batch_id)
+    _wait(stack, batch_id, lambda _: not _processes(stack, "ray_job.engines.engine_server"))
+    with _client(stack) as client:
+        paused = client.batches.retrieve(batch_id)
+        time.sleep(3)
+        assert client.batches.retrieve(batch_id).request_counts == paused.request_counts
+    assert not _processes(stack, "python -m ray_job")
+    stack.cloister("resume", batch_id)
+    batch = _wait(stack, batch_id, lambda batch: batch.status == "completed")
+    _assert_every_line_once(stack, batch)
+    assert batch.to_dict()["x_cloister"]["attempt"] == 2  # type: ignore[index]
 
 
 def test_killed_supervisor_leaves_nothing_behind(stack: LocalStack) -> None:

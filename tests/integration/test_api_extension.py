@@ -25,6 +25,7 @@ def extension(http: httpx.Client, batch_id: str) -> dict[str, Any]:
 def test_new_batch_has_an_extension_without_values(client: openai.OpenAI, http: httpx.Client) -> None:
     fields = extension(http, client.batches.create(**REQUEST).id)
     assert fields == {
+        "priority": 0, "paused_at": None,
         "queue_position": None, "rate_rows_per_second": None, "eta_seconds": None, "estimated_completion_at": None,
         "deadline_risk": "low", "gpu_seconds": 0.0, "input_tokens": 0, "cached_tokens": 0, "enqueued_tokens": 0,
         "attempt": 0, "failed_attempts": 0, "last_job_message": None, "estimate": None,

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -395,6 +396,20 @@ def test_cancel_with_wait_waits_for_the_end(cloister: Command, batch_id: str, st
         ended = cloister("cancel", batch_id, "--wait", "--json")
     assert (ended.code, ended.json["status"]) == (0, "cancelled")
     assert cloister("watch", batch_id).code == 5
+
+
+def test_batch_is_paused_and_resumed(cloister: Command, requests: Path) -> None:
+    batch_id = cloister("submit", str(requests), "--priority", "7", "--json").json["id"]
+    paused = cloister("pause", batch_id)
+    assert (paused.code, paused.out) == (0, f"{batch_id} is paused\n")
+    assert f"cloister resume {batch_id}" in paused.err
+    shown = cloister("status", batch_id).out
+    assert re.search(r"validating, paused \d+ s ago", shown)
+    assert re.search(r"priority +7\n", shown)
+    resumed = cloister("resume", batch_id, "--json").json
+    assert resumed["x_cloister"]["paused_at"] is None
+    assert cloister("resume", batch_id).out == f"{batch_id} is validating\n"
+    assert cloister("pause", "batch_none").err.startswith("error: No batch found with id 'batch_none'.")
 
 
 def test_cancel_of_a_completed_batch_prints_the_error_of_the_server(

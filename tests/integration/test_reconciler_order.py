@@ -107,7 +107,7 @@ def test_failed_launch_does_not_delay_others(queued: Stack) -> None:
         return RUNNING
 
     queued.work = work
-    only_one = dataclasses.replace(queued.backends, max_running_jobs=1)
+    only_one = dataclasses.replace(queued.backends, max_running_jobs=1, first_pause_s=60)
     advance(only_one, "a1")
     [following] = to_advance(queued, 1)
     advance(only_one, following)

@@ -30,6 +30,8 @@ NEEDED = {
     ("DELETE", "/v1/files/{file_id}"): Scope.SUBMIT,
     ("POST", "/v1/batches"): Scope.SUBMIT,
     ("POST", "/v1/batches/{batch_id}/cancel"): Scope.SUBMIT,
+    ("POST", "/v1/batches/{batch_id}/pause"): Scope.SUBMIT,
+    ("POST", "/v1/batches/{batch_id}/resume"): Scope.SUBMIT,
     ("GET", "/v1/organization/audit_logs"): Scope.ADMIN,
     ("POST", "/v1/webhook_endpoints"): Scope.ADMIN,
     ("GET", "/v1/webhook_endpoints"): Scope.ADMIN,

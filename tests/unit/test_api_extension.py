@@ -21,6 +21,7 @@ def row(**changes: Any) -> RetrievedBatchRow:
         "created_at": NOW - timedelta(hours=2), "expires_at": NOW + timedelta(hours=22),
         "job_running_since": NOW - timedelta(seconds=100), "gpus": 2, "gpu_seconds": 30.0,
         "queue_position": None, "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7,
+        "priority": 5, "paused_at": NOW,
         "attempt": 3, "failed_attempts": 1,
         "last_job_message": "the node went away", "now": NOW,
     }  # fmt: skip
@@ -29,6 +30,7 @@ def row(**changes: Any) -> RetrievedBatchRow:
 
 def test_extension_of_a_running_batch_has_every_field() -> None:
     assert Extension.from_row(row()).model_dump() == {
+        "priority": 5, "paused_at": int(NOW.timestamp()),
         "queue_position": None, "rate_rows_per_second": 10.0, "eta_seconds": 900,
         "estimated_completion_at": int(NOW.timestamp()) + 900, "deadline_risk": "low", "gpu_seconds": 230.0,
         "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7, "attempt": 3, "failed_attempts": 1,

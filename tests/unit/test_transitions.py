@@ -406,3 +406,48 @@ def test_job_that_is_ending_beside_finalizing(
     assert needs_job_status(batch, NOW)
     assert decide(batch, JobStatus(state=JobState(job)), NOW) == expected
     assert batch.stop_grace_is_over(NOW) == (is_over and status != "cancelling")
+
+
+@pytest.mark.parametrize(
+    ("job", "decision"),
+    [
+        ("pending", Action.STOP_JOB),
+        ("running", Action.STOP_JOB),
+        ("succeeded", Action.CHECK_LINES),
+        ("stopped", AttemptFailed("the batch was paused")),
+        ("failed", AttemptFailed("the batch was paused")),
+        ("missing", AttemptFailed("the batch was paused")),
+    ],
+)
+def test_job_of_a_paused_batch_is_stopped(job: str, decision: Decision) -> None:
+    batch = dataclasses.replace(BatchView(status=BatchStatus.IN_PROGRESS, expires_at=LATER), attempt=1)
+    paused = dataclasses.replace(batch, is_paused=True, was_paused=True)
+    status = JobStatus(state=JobState(job), message="last words", is_final=job == "failed")
+    assert decide(paused, status, NOW) == decision
+    assert decide(dataclasses.replace(paused, expires_at=JUST_NOW), status, NOW) in {Action.STOP_JOB, Action.FINALIZE}
+    assert decide(dataclasses.replace(paused, all_reported=True), status, NOW) is Action.CHECK_LINES
+
+
+@pytest.mark.parametrize("job", ["pending", "running"])
+def test_stuck_job_of_a_paused_batch_is_stopped(job: str) -> None:
+    batch = BatchView(status=BatchStatus.IN_PROGRESS, expires_at=LATER, attempt=1, is_paused=True)
+    assert decide(batch, JobStatus(state=JobState(job), is_stuck=True), NOW) is Action.STOP_JOB
+    resumed = dataclasses.replace(batch, is_paused=False, was_paused=True)
+    assert decide(resumed, JobStatus(state=JobState(job)), NOW) is Action.WAIT
+
+
+@pytest.mark.parametrize(("is_paused", "decision"), [(True, Action.WAIT), (False, Action.LAUNCH)])
+def test_paused_batch_is_not_launched(is_paused: bool, decision: Action) -> None:
+    batch = BatchView(status=BatchStatus.IN_PROGRESS, expires_at=LATER, launch_after=NOW, is_paused=is_paused)
+    assert decide(batch, None, NOW) is decision
+
+
+def test_end_of_a_paused_job_is_no_failure() -> None:
+    batch = BatchView(status=BatchStatus.IN_PROGRESS, expires_at=LATER, attempt=7, failed_attempts=3, committed_parts=2)
+    paused = dataclasses.replace(batch, was_paused=True)
+    following = after_failed_attempt(paused, message="", parts=9, now=NOW)
+    assert following == NextAttempt(launch_after=NOW, failed_attempts=3, committed_parts=2)
+    job = JobStatus(state=JobState.FAILED, message="last words", is_final=True)
+    assert decide(paused, job, NOW) == AttemptFailed("last words")
+    assert decide(paused, JobStatus(state=JobState.MISSING), NOW) == AttemptFailed("the batch was paused")
+    assert isinstance(after_failed_attempt(batch, message="", parts=2, now=NOW), GiveUp)

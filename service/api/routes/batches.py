@@ -1,11 +1,11 @@
-"""``/v1/batches``: creation, listing, retrieval and cancellation of batches."""
+"""``/v1/batches``: creation, listing, retrieval, cancellation and pauses of batches."""
 
 import hashlib
 import json
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from psycopg.types.json import Jsonb
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from service.api.dependencies import BackendsDependency, ReadAccess, SubmitAccess
 from service.api.errors import invalid_request
-from service.api.extension import Extension, RetrievedBatch
+from service.api.extension import RUNNABLE, Extension, RetrievedBatch
 from service.api.openapi import INVALID_CURSOR, INVALID_ID, WITH_KEY, described, link
 from service.api.schemas import NEWEST, BatchObject, BatchRequest, Page, Text
 from service.backends import Backends
@@ -45,6 +45,7 @@ NO_BATCH: Final = "The project has no such batch."
 _LINKS: Final = {
     "retrieve": link("retrieveBatch", "batch_id"),
     "cancel": link("cancelBatch", "batch_id"),
+    "pause": link("pauseBatch", "batch_id"),
     "results": link("retrieveBatchResults", "batch_id"),
     "events": link("watchBatch", "batch_id"),
 }
@@ -192,6 +193,7 @@ def create_batch(
         "completion_window": batch.completion_window,
         "completion_window_s": _COMPLETION_WINDOWS_S[batch.completion_window],
         "metadata": None if batch.metadata is None else Jsonb(batch.metadata),
+        "priority": batch.x_cloister.priority if batch.x_cloister else 0,
         "output_expires_after_s": batch.output_expires_after.seconds if batch.output_expires_after else None,
         "request_sha256": request_sha256(batch, idempotency_key),
         "idempotency_key": idempotency_key,
@@ -298,3 +300,57 @@ def cancel_batch(backends: BackendsDependency, access: SubmitAccess, batch_id: B
             headers={"x-should-retry": "false"},
         )
     return BatchObject.from_row(row)
+
+
+@router.post(
+    "/{batch_id}/pause",
+    operation_id="pauseBatch",
+    summary="Pause a batch",
+    description="Stop the job of a batch and launch none until the batch is resumed. Requests with an answer keep it. "
+    "The deadline stays. A paused batch stays as it is.",
+    responses=described(
+        {400: INVALID_ID, 404: NO_BATCH, 409: "The batch is finalizing, being cancelled or at its end."},
+        links={"resume": link("resumeBatch", "batch_id"), "retrieve": link("retrieveBatch", "batch_id")},
+    ),
+)
+def pause_batch(backends: BackendsDependency, access: SubmitAccess, batch_id: BatchId) -> RetrievedBatch:
+    """Stop the job of a batch and launch none until the batch is resumed.
+
+    Raises:
+        InvalidRequestError: status 409, no line is left to run.
+    """
+    return _change_pause(backends, access.project, batch_id, "pause")
+
+
+@router.post(
+    "/{batch_id}/resume",
+    operation_id="resumeBatch",
+    summary="Resume a batch",
+    description="Let a paused batch go on with the requests that have no answer. Any other batch stays as it is.",
+    responses=described(
+        {400: INVALID_ID, 404: NO_BATCH, 409: "The batch is finalizing, being cancelled or at its end."},
+        links={"retrieve": link("retrieveBatch", "batch_id")},
+    ),
+)
+def resume_batch(backends: BackendsDependency, access: SubmitAccess, batch_id: BatchId) -> RetrievedBatch:
+    """Let a paused batch go on with the lines that have no result.
+
+    Raises:
+        InvalidRequestError: status 409, no line is left to run.
+    """
+    return _change_pause(backends, access.project, batch_id, "resume")
+
+
+def _change_pause(
+    backends: Backends, project: Project, batch_id: str, change: Literal["pause", "resume"]
+) -> RetrievedBatch:
+    with backends.pool.connection() as connection:
+        connection.execute(query(f"{change}_batch"), {"id": batch_id, "project_id": project.id})
+    row = find_batch(backends, project, batch_id)
+    if row.status not in RUNNABLE:
+        raise InvalidRequestError(
+            f"Cannot {change} a batch with status '{row.status}'.",
+            status_code=409,
+            headers={"x-should-retry": "false"},
+        )
+    return RetrievedBatch.from_row(row, x_cloister=Extension.from_row(row))

@@ -142,10 +142,10 @@ WITH moment AS (
 ), created AS (
     INSERT INTO batches (id, project_id, endpoint, input_file_id, completion_window, metadata,
                          output_expires_after_s, request_sha256, idempotency_key, enqueued_requests, enqueued_tokens,
-                         created_at, expires_at)
+                         priority, created_at, expires_at)
     VALUES (%(id)s, %(project_id)s, %(endpoint)s, %(input_file_id)s, %(completion_window)s, %(metadata)s,
             %(output_expires_after_s)s, %(request_sha256)s, %(idempotency_key)s, %(enqueued_requests)s,
-            %(enqueued_tokens)s, (SELECT at FROM moment),
+            %(enqueued_tokens)s, %(priority)s, (SELECT at FROM moment),
             (SELECT at FROM moment) + make_interval(secs => %(completion_window_s)s))
     RETURNING *
 ), event AS (
@@ -183,6 +183,28 @@ WITH cancelled AS (
     INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.cancelling' FROM cancelled
 )
 SELECT * FROM cancelled
+
+-- name: pause_batch
+-- The pause ends the newest attempt, whose job may be about to be launched. A second pause changes nothing.
+WITH paused AS (
+    UPDATE batches
+    SET paused_at = now(), paused_attempt = attempt
+    WHERE id = %(id)s AND project_id = %(project_id)s AND status IN ('validating', 'in_progress')
+      AND paused_at IS NULL
+    RETURNING id
+)
+INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.paused' FROM paused
+
+-- name: resume_batch
+-- A due launch waits in the queue from now on.
+WITH resumed AS (
+    UPDATE batches
+    SET paused_at = NULL, launch_after = CASE WHEN launch_after IS NOT NULL THEN greatest(launch_after, now()) END
+    WHERE id = %(id)s AND project_id = %(project_id)s AND status IN ('validating', 'in_progress')
+      AND paused_at IS NOT NULL
+    RETURNING id
+)
+INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.resumed' FROM resumed
 
 -- name: audit_cursor
 SELECT seq FROM audit_log WHERE id = %(id)s AND project_id = %(project_id)s

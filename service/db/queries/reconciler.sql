@@ -39,7 +39,8 @@ SELECT id, project_id, endpoint, input_file_id, output_expires_after_s, status, 
        completed + failed + committed_parts > 0 AS has_results, job_ending_since,
        progress_at IS NOT NULL AND completed + failed >= total AND misreported_attempt IS DISTINCT FROM attempt
            AS all_reported,
-       launch_refused_at, giving_up_at, giving_up_code, giving_up_message,
+       launch_refused_at, giving_up_at, giving_up_code, giving_up_message, paused_at IS NOT NULL AS is_paused,
+       paused_attempt IS NOT DISTINCT FROM attempt AS was_paused,
        (estimate ->> 'most_output')::bigint AS most_output,
        CASE WHEN (estimate ->> 'sampled_lines')::bigint = total
             THEN (estimate ->> 'input_tokens')::bigint END AS counted_tokens

@@ -62,6 +62,6 @@ SELECT (SELECT jsonb_object_agg(status, batches) FROM (
        (ended.gpu_seconds + running.gpu_seconds)::double precision AS gpu_seconds,
        ended.jobs_launched::bigint AS jobs_launched,
        (SELECT extract(epoch FROM now() - min(launch_after))::double precision FROM open
-        WHERE status = 'in_progress' AND launch_after <= now()) AS queue_age_s,
+        WHERE status = 'in_progress' AND launch_after <= now() AND paused_at IS NULL) AS queue_age_s,
        (SELECT extract(epoch FROM now() - beat_at)::double precision FROM reconciler_heartbeat) AS heartbeat_age_s
 FROM ended, running
