@@ -138,9 +138,11 @@ def duplicates(chance: random.Random, lines: int) -> Iterator[Body]:
     """Lognormal lines, of which every tenth repeats an earlier one."""
     seen: list[Body] = []
     for number, body in enumerate(lognormal(chance, lines)):
-        repeats = number % 10 == 9
-        yield chance.choice(seen) if repeats else body
-        seen.append(body)
+        if number % 10 == 9:
+            yield chance.choice(seen)
+        else:
+            yield body
+            seen.append(body)
 
 
 def long_rows(chance: random.Random, lines: int) -> Iterator[Body]:

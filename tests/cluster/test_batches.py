@@ -66,8 +66,11 @@ def answers_of(job: Job, process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def plain(body: dict[str, Any]) -> dict[str, Any]:
-    """Remove fields that differ in each run, and the fingerprint, which contains the model's path."""
-    return {key: value for key, value in body.items() if key not in ("id", "created", "system_fingerprint")}
+    """Remove what differs in each run, such as hits of the cache, and the fingerprint, which has the model's path."""
+    same = {key: value for key, value in body.items() if key not in ("id", "created", "system_fingerprint")}
+    if usage := body.get("usage"):
+        same["usage"] = {key: value for key, value in usage.items() if key != "prompt_tokens_details"}
+    return same
 
 
 def rayjobs(api: KubernetesApi) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 # These differ between two runs of the same request, at any depth of the body.
-VOLATILE_KEYS = frozenset({"id", "created", "request_id", "cached_tokens"})
+VOLATILE_KEYS = frozenset({"id", "created", "request_id", "cached_tokens", "created_cache_tokens"})
 
 
 def differences(expected: Any, actual: Any, path: str = "$") -> Iterator[str]:
