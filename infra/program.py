@@ -76,9 +76,8 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         "credentials",
         names=names,
         owner=postgres.owner,
-        job=postgres.job,
         service_key=store.service,
-        job_key=store.job,
+        weights_key=store.job if file.model_weights.kind == "object_store" else None,
         http_engine_api_key=config.secret("http_engine_api_key") if "http_engine_api_key" in config.secrets else None,
         opts=after(*foundation),
     ).secrets
@@ -209,9 +208,9 @@ def stack_outputs(config: StackConfig, api_address: str) -> dict[str, Any]:
     return {
         # The base URL for clients.
         "api_address": api_address,
-        # The namespace of API, reconciler, database and object store.
+        # The namespace of API, reconciler, coordinator, database and object store.
         "service_namespace": names.service_namespace,
-        # The namespace of the Ray clusters of batches.
+        # The namespace of the Ray clusters of jobs.
         "jobs_namespace": names.jobs_namespace,
         # The command that creates an API key and prints it once.
         "first_key": first_key,
@@ -219,7 +218,7 @@ def stack_outputs(config: StackConfig, api_address: str) -> dict[str, Any]:
         "reach_api": reach_api,
         # The command that checks cluster and stack, from this machine and from inside the stack's pods.
         "doctor": f"cloister doctor --context {context} --namespace {names.service_namespace}",
-        # Commands that open Ray's dashboard of a running batch, and metrics.
+        # Commands that open Ray's dashboard of a running job, and metrics.
         "dashboards": {
             "ray": f"{jobs} port-forward $({jobs} get pods --selector ray.io/node-type=head --output name | head -n 1) "
             "8265:8265, then http://127.0.0.1:8265",
@@ -253,7 +252,7 @@ def stays_after_destroy(config: StackConfig) -> list[str]:
             f"`kubectl delete namespace {names.service_namespace}` deletes it permanently"
         )
     if file.database.kind == "external":
-        stays.append(f"the database and its roles at {file.database.url.rpartition('@')[2]}")
+        stays.append(f"the database and its role at {file.database.url.rpartition('@')[2]}")
     if file.object_store.kind == "s3":
         prefix = file.object_store.prefix or names.object_prefix
         stays.append(f"the objects in s3://{file.object_store.bucket}/{prefix}")

@@ -4,8 +4,12 @@ JobError
 ├── EngineUnavailableError   the engine did not start: engine arguments, memory or model files;
 │   │                        or the endpoint of the http engine does not answer
 │   └── NoModelError         the object store has no such model, or one too large for its volume
-├── SupersededError          the batch was cancelled or has ended, or a newer attempt has begun
-└── InputError               the input object differs from what the service validated
+├── JobEndedError            the coordinator has ended the job
+├── CoordinatorError         the coordinator refuses a request, or the job has no token
+├── ObjectError              an object cannot be read or written
+│   ├── ObjectMissingError   it does not exist, or is too short
+│   └── UrlRefusedError      the store refuses its URL, which may have expired
+└── InputError               a row of a plan differs from what the service validated
 
 The messages never quote a request or a response. Those of other errors may, so only their type and place are logged.
 """
@@ -16,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import ClassVar, Final
 
-from ray_job.contract.exit_codes import EXIT_FAILED, EXIT_NO_MODEL, EXIT_SUPERSEDED
+from ray_job.contract.exit_codes import EXIT_FAILED, EXIT_NO_MODEL
 from ray_job.contract.parts import PartError
 
 
@@ -39,14 +43,30 @@ class NoModelError(EngineUnavailableError):
     exit_code = EXIT_NO_MODEL
 
 
-class SupersededError(JobError):
-    """The database refuses the progress of this attempt, so the attempt has nothing left to do."""
+class JobEndedError(JobError):
+    """The coordinator has ended the job, which is a success of the process: it has nothing left to do."""
 
-    exit_code = EXIT_SUPERSEDED
+    exit_code = 0
+
+
+class CoordinatorError(JobError):
+    """The coordinator refuses a request or its answer is unreadable, or the job has no token."""
+
+
+class ObjectError(JobError):
+    """An object cannot be read or written. The message names it without the query of its URL."""
+
+
+class ObjectMissingError(ObjectError):
+    """An object does not exist or is too short."""
+
+
+class UrlRefusedError(ObjectError):
+    """The object store refuses the URL of an object, for example because it has expired."""
 
 
 class InputError(JobError):
-    """The input object differs from what the service validated. The message names the line."""
+    """A row of a plan is not the request that the service validated. The message names the line."""
 
 
 # One of the errors above in the traceback of a worker, which Ray passes on as text only.

@@ -1,48 +1,188 @@
-"""Rows before and after the engine: from an input line to a request, and from a response to a row of a part."""
+"""Rows before and after the engine: from a leased segment to requests, and from responses to rows of a part."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
+from ray_job.contract.leases import CommittedRows, Lease, SegmentRef
 from ray_job.contract.lines import error_body, error_line, response_line
 from ray_job.contract.parts import PartRow, Usage
+from ray_job.contract.plans import PlanError, Twin, bitmap, bitmap_rows, decode_rows
 from ray_job.errors import InputError
 
 # Stands for a status where a request got no response. The body is then the ``error`` of the line.
 NO_RESPONSE: Final = 0
 
+RowKey = tuple[SegmentRef, int]
+"""A row under one lease of its segment, and its number in the segment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedRow:
+    """A row that is still to be run.
+
+    Attributes:
+        segment: its segment.
+        row: its number in the segment, from 0.
+        line: its line in the input file, from 1.
+        raw: the line, without its line break.
+        twins: lines that share its answer.
+        tokens: about how many tokens it takes.
+        cache_salt: vLLM's ``cache_salt`` for it; empty for none.
+    """
+
+    segment: SegmentRef
+    row: int
+    line: int
+    raw: bytes
+    twins: tuple[Twin, ...] = ()
+    tokens: float = 0
+    cache_salt: str = ""
+
+    @property
+    def key(self) -> RowKey:
+        """Its identity within the job."""
+        return self.segment, self.row
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One request line, as the engine stage needs it; ``body`` is JSON."""
+    """A row as an engine needs it; ``body`` is JSON."""
 
+    segment: SegmentRef
+    row: int
     line: int
     custom_id: str
     url: str
     body: bytes
+    twins: tuple[Twin, ...] = ()
+
+    @property
+    def key(self) -> RowKey:
+        """Its identity within the job."""
+        return self.segment, self.row
 
 
-def parse_request(line: int, raw: bytes) -> Request:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRow:
+    """A row with its results: those of its line and of the lines that share its answer."""
+
+    segment: SegmentRef
+    row: int
+    results: tuple[PartRow, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its results."""
+        return sum(len(result.data) for result in self.results)
+
+
+def leased_rows(lease: Lease, data: bytes) -> list[LeasedRow]:
+    """Return the rows of a leased segment that no earlier lease has committed.
+
+    Args:
+        lease: the lease.
+        data: the bytes of the segment.
+
+    Raises:
+        PlanError: the data is not a segment with the lease's number of rows.
+    """
+    segment, done, tokens = lease.ref, bitmap_rows(lease.done), lease.tokens / max(1, lease.rows)
+    rows = list(decode_rows(data))
+    if len(rows) != lease.rows:
+        raise PlanError(f"segment {lease.segment} of the plan has {len(rows)} rows instead of {lease.rows}")
+    return [
+        LeasedRow(
+            segment=segment,
+            row=number,
+            line=row.line,
+            raw=row.raw,
+            twins=row.twins,
+            tokens=tokens,
+            cache_salt=lease.cache_salt,
+        )
+        for number, row in enumerate(rows)
+        if number not in done
+    ]
+
+
+def parse_line(line: int, raw: bytes, cache_salt: str = "") -> tuple[str, str, bytes]:
     """Read a validated input line.
 
     Args:
         line: the line number, from 1.
         raw: the line without its line break.
+        cache_salt: prepended to the ``cache_salt`` of the body; empty for none.
+
+    Returns:
+        Its ``custom_id``, its URL and its body.
 
     Raises:
         InputError: the line differs from what the service validated.
     """
     try:
         parsed = json.loads(raw)
-        return Request(
-            line=line, custom_id=parsed["custom_id"], url=parsed["url"], body=json.dumps(parsed["body"]).encode()
-        )
-    except (ValueError, KeyError, TypeError) as error:
+        body = parsed["body"]
+        # An engine refuses a salt that is empty or no string. It still does.
+        if cache_salt and ((own := body.get("cache_salt")) is None or (isinstance(own, str) and own)):
+            body["cache_salt"] = cache_salt + (own or "")
+        custom_id, url = parsed["custom_id"], parsed["url"]
+        if not (isinstance(custom_id, str) and isinstance(url, str)):
+            raise TypeError  # noqa: TRY301 - reported as all other defects are
+        return custom_id, url, json.dumps(body).encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         # Neither the error nor its message: they may quote the line.
         raise InputError(
             f"line {line} of the input is not a request ({type(error).__name__}); it has changed since it was validated"
         ) from None
+
+
+def parse_request(row: LeasedRow) -> Request:
+    """Return the request of a row.
+
+    Raises:
+        InputError: see ``parse_line``.
+    """
+    custom_id, url, body = parse_line(row.line, row.raw, row.cache_salt)
+    return Request(
+        segment=row.segment, row=row.row, line=row.line, custom_id=custom_id, url=url, body=body, twins=row.twins
+    )
+
+
+def finished_row(request: Request, status_code: int, body: bytes) -> FinishedRow:
+    """Return a request with its results; see ``part_row``."""
+    lines = ((request.line, request.custom_id), *request.twins)
+    return FinishedRow(
+        segment=request.segment,
+        row=request.row,
+        results=tuple(
+            part_row(request.segment.batch_id, line, custom_id, status_code, body) for line, custom_id in lines
+        ),
+    )
+
+
+def committed_rows(rows: Iterable[FinishedRow]) -> tuple[CommittedRows, ...]:
+    """Return the record of a part with these rows of one batch, by segment."""
+    by_segment: dict[SegmentRef, list[FinishedRow]] = {}
+    for row in rows:
+        by_segment.setdefault(row.segment, []).append(row)
+    return tuple(_committed(segment, some) for segment, some in by_segment.items())
+
+
+def _committed(segment: SegmentRef, rows: Sequence[FinishedRow]) -> CommittedRows:
+    results = [result for row in rows for result in row.results]
+    completed = sum(result.outcome == "completed" for result in results)
+    return CommittedRows(
+        segment=segment.segment,
+        epoch=segment.epoch,
+        rows=bitmap(row.row for row in rows),
+        lines=tuple(result.line for result in results),
+        completed=completed,
+        failed=len(results) - completed,
+        usage=sum((result.usage for result in results), Usage()),
+    )
 
 
 def timed_out(timeout_s: float) -> tuple[int, bytes]:

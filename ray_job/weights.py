@@ -14,13 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from ray_job.contract.job_spec import JobSpecError
+from ray_job.contract.job_spec import JobSpecError, ObjectStoreLocation
 from ray_job.contract.weights import WEIGHTS_VARIABLE, WeightsCopy
 from ray_job.errors import EngineUnavailableError, NoModelError
-from ray_job.object_store import open_file_system
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileInfo
+    from pyarrow.fs import FileInfo, FileSystem
 
 CHUNK_BYTES: Final = 16 << 20
 # Four files at once fill a network of 10 Gbit/s. More would only need more memory.
@@ -141,6 +140,25 @@ def copy_model(copy: WeightsCopy) -> int:
         for finished in copies:
             finished.result()
     return sum(info.size for info in wanted.values())
+
+
+def open_file_system(location: ObjectStoreLocation) -> tuple["FileSystem", str]:
+    """Open the object store.
+
+    Returns:
+        The file system, and the path below which it holds the keys.
+    """
+    from pyarrow import fs
+
+    if location.kind == "directory":
+        return fs.LocalFileSystem(), location.root.rstrip("/")
+    scheme, _, host = location.endpoint_url.rpartition("://")
+    file_system = fs.S3FileSystem(
+        region=location.region or None,
+        endpoint_override=host or None,
+        scheme=scheme or "https",
+    )
+    return file_system, "/".join(part for part in (location.bucket, location.prefix.strip("/")) if part)
 
 
 def loaded_files(names: Collection[str]) -> set[str]:

@@ -1,7 +1,8 @@
 """Assembles the output and error file of a batch from its parts, in input order.
 
-All parts are copied once into a temporary file; about 60 bytes per row stay in memory. Then both files are streamed to
-the object store. A repeated assembly writes the same objects, so it can be repeated after a crash.
+The parts that count are those that Postgres has a record of. All of them are copied once into a temporary file; about
+60 bytes per row stay in memory. Then both files are streamed to the object store. A repeated assembly writes the same
+objects, so it can be repeated after a crash.
 """
 
 import hashlib
@@ -9,24 +10,40 @@ import itertools
 import os
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final, NamedTuple
 
 import orjson
+import structlog
 
 from ray_job.contract.input_lines import split_lines
 from ray_job.contract.lines import BATCH_EXPIRED, Outcome, error_line
-from ray_job.contract.object_keys import parts_prefix
 from ray_job.contract.parts import PartError, PartHeader, Usage, decode_header
+from service.errors import ObjectNotFoundError
 from service.ports import ObjectStore, StoredObject
+from service.row_chunks import RowChunks
 from service.workspace import Workspace
 
-_CHUNK_BYTES: Final = 1 << 18
+logger = structlog.get_logger(__name__)
+
 _MAX_HEADER_BYTES: Final = 1 << 26
 # Parts that are opened at the same time; each holds at most one chunk of 1 MiB.
 _READERS: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRecord:
+    """A part that counts.
+
+    Attributes:
+        key: its key.
+        refused_lines: numbers of lines that it holds although they do not count.
+    """
+
+    key: str
+    refused_lines: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +57,8 @@ class Assembled:
         failed: number of rows in the error file, including expired ones.
         expired: number of rows in the error file whose requests did not run.
         usage: tokens of all rows.
-        damaged: the problem of each part that could not be read and was left out.
+        damaged: the problem of each part that could not be read and was left out, and of each part with lines that an
+            earlier part has too, which count once.
     """
 
     output: StoredObject | None
@@ -71,9 +89,11 @@ class _Spool:
     seen: set[int] = field(default_factory=set)
     usage: Usage = field(default_factory=Usage)
     expired: int = 0
+    damaged: list[str] = field(default_factory=list)
 
-    def add(self, key: str, chunks: Iterator[bytes], *, only: Outcome | None = None) -> None:
-        """Copy the rows of a part; with ``only``, skip a part without rows of that outcome."""
+    def add(self, part: PartRecord, chunks: Iterator[bytes], *, only: Outcome | None = None) -> None:
+        """Copy the rows of a part that count; with ``only``, skip a part without rows of that outcome."""
+        key = part.key
         header, rest = _read_header(chunks, key, self.batch_id)
         if only is not None and only not in header.outcomes:
             return
@@ -89,10 +109,15 @@ class _Spool:
             raise PartError(f"part {key} is damaged: its SHA-256 differs from the one in its header")
         if size_bytes != expected_bytes:
             raise PartError(f"part {key} is damaged: the lengths of its rows differ from those in its header")
+        refused = frozenset(part.refused_lines)
+        repeated = 0
         for offset, line, length, outcome, usage in zip(
             header.offsets(), header.lines, header.lengths, header.outcomes, header.usage, strict=True
         ):
+            if line in refused:
+                continue
             if line in self.seen:
+                repeated += 1
                 continue
             self.seen.add(line)
             self.lines.append(line)
@@ -100,6 +125,8 @@ class _Spool:
             self.lengths.append(length + 1)
             self.is_failed.append(outcome == "failed")
             self.usage += usage
+        if repeated:
+            self.damaged.append(f"part {key} has {repeated:,} lines that an earlier part has too")
 
     def in_input_order(self) -> Iterator[int]:
         """Return the indexes of the rows, sorted by line number."""
@@ -137,27 +164,19 @@ class _Spool:
             )
 
 
-def missing_results(store: ObjectStore, batch_id: str, total: int) -> str:
-    """Return what is wrong with the results of a job that succeeded, according to the headers of the batch's parts.
-
-    Args:
-        store: the object store with the parts.
-        batch_id: the batch.
-        total: the number of its lines. The result is empty if each of them has a result.
+def read_headers(store: ObjectStore, keys: Iterable[str], batch_id: str) -> Iterator[tuple[str, PartHeader]]:
+    """Yield the key and the header of each part, without those that cannot be read.
 
     Raises:
-        ObjectStoreError: the store cannot be reached.
+        ObjectStoreError: the store cannot be reached, or a part does not exist.
     """
-    lines: set[int] = set()
-    for key, chunks in _parts(store, batch_id):
+    for part, opened in _opened(store, (PartRecord(key=key) for key in keys)):
         try:
-            header, _ = _read_header(chunks, key, batch_id)
+            header, _ = _read_header(opened.result(), part.key, batch_id)
         except PartError as error:
-            return f"the job left a part that cannot be read: {error}"
-        lines.update(header.lines)
-    if len(lines) == total:
-        return ""
-    return f"the job reported success, but only {len(lines):,} of {total:,} lines have a result"
+            logger.warning("part.damaged", batch_id=batch_id, error=str(error))
+            continue
+        yield part.key, header
 
 
 class CommittedRows(NamedTuple):
@@ -168,11 +187,14 @@ class CommittedRows(NamedTuple):
     chunks: Iterator[bytes]
 
 
-def committed_rows(store: ObjectStore, *, batch_id: str, outcome: Outcome, file: BinaryIO) -> CommittedRows:
-    """Copy the current parts to a file on disk, and return their rows of one outcome from it.
+def committed_rows(
+    store: ObjectStore, parts: Iterable[PartRecord], *, batch_id: str, outcome: Outcome, file: BinaryIO
+) -> CommittedRows:
+    """Copy parts to a file on disk, and return their rows of one outcome from it.
 
     Args:
         store: the object store with the parts.
+        parts: the records of the batch's parts.
         batch_id: the batch.
         outcome: the outcome of the rows. Parts without such rows are not copied.
         file: an empty file. The caller keeps it open until it has read the last chunk.
@@ -183,8 +205,8 @@ def committed_rows(store: ObjectStore, *, batch_id: str, outcome: Outcome, file:
         ObjectStoreError: the store cannot be reached.
     """
     spool = _Spool(batch_id=batch_id, file=file)
-    for key, chunks in _parts(store, batch_id):
-        spool.add(key, chunks, only=outcome)
+    for part, opened in _opened(store, parts):
+        spool.add(part, opened.result(), only=outcome)
     file.flush()
     wants_failed = outcome == "failed"
     lengths = [
@@ -192,12 +214,13 @@ def committed_rows(store: ObjectStore, *, batch_id: str, outcome: Outcome, file:
         for length, is_failed in zip(spool.lengths, spool.is_failed, strict=True)
         if bool(is_failed) == wants_failed
     ]
-    chunks = iter(_Chunks(lambda: spool.rows(outcome)))
+    chunks = iter(RowChunks(lambda: spool.rows(outcome)))
     return CommittedRows(lines=len(lengths), size_bytes=sum(lengths), chunks=chunks)
 
 
 def assemble(
     store: ObjectStore,
+    parts: Iterable[PartRecord],
     *,
     batch_id: str,
     output_key: str,
@@ -210,6 +233,7 @@ def assemble(
 
     Args:
         store: the object store of the parts and files.
+        parts: the records of the batch's parts. If two hold the same line, the first one counts.
         batch_id: the batch.
         output_key: the key of the output file.
         error_key: the key of the error file.
@@ -223,14 +247,15 @@ def assemble(
         ObjectStoreError: the store cannot be reached.
         OSError: the workspace has no room.
     """
-    damaged: list[str] = []
     with workspace.open() as (file, claim):
         spool = _Spool(batch_id=batch_id, file=file, claim=claim)
-        for key, chunks in _parts(store, batch_id):
+        for part, opened in _opened(store, parts):
             try:
-                spool.add(key, chunks)
+                spool.add(part, opened.result())
             except PartError as problem:
-                damaged.append(str(problem))
+                spool.damaged.append(str(problem))
+            except ObjectNotFoundError:
+                spool.damaged.append(f"part {part.key} does not exist")
         spool.file.flush()
         if not may_write():
             return None
@@ -242,7 +267,7 @@ def assemble(
             if next(rows(), None) is None:
                 store.delete(key)
                 return None
-            return store.put(key, _Chunks(rows))
+            return store.put(key, RowChunks(rows))
 
         output = put(output_key, lambda: spool.rows("completed"))
         error = put(error_key, error_rows)
@@ -254,43 +279,24 @@ def assemble(
             failed=rows_failed + spool.expired,
             expired=spool.expired,
             usage=spool.usage,
-            damaged=damaged,
+            damaged=spool.damaged,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    """Rows in larger pieces. Each iteration begins with the first row, because a store may have to retry."""
-
-    rows: Callable[[], Iterator[bytes]]
-
-    def __iter__(self) -> Iterator[bytes]:
-        chunk = bytearray()
-        for row in self.rows():
-            if len(chunk) >= _CHUNK_BYTES:
-                yield bytes(chunk)
-                chunk.clear()
-            chunk += row
-        if chunk:
-            yield bytes(chunk)
-
-
-def _parts(store: ObjectStore, batch_id: str) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yield the key and the content of each part. The next parts are opened meanwhile, to hide the store's latency."""
+def _opened(store: ObjectStore, parts: Iterable[PartRecord]) -> Iterator[tuple[PartRecord, Future[Iterator[bytes]]]]:
+    """Yield each part with its content. The next parts are opened meanwhile, to hide the store's latency."""
 
     def open_part(key: str) -> Iterator[bytes]:
         chunks = store.read(key)
         return itertools.chain((next(chunks, b""),), chunks)
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as readers:
-        opened: deque[tuple[str, Future[Iterator[bytes]]]] = deque()
-        for key in store.keys(parts_prefix(batch_id)):
-            opened.append((key, readers.submit(open_part, key)))
+        opened: deque[tuple[PartRecord, Future[Iterator[bytes]]]] = deque()
+        for part in parts:
+            opened.append((part, readers.submit(open_part, part.key)))
             if len(opened) > _READERS:
-                first, part = opened.popleft()
-                yield first, part.result()
-        for first, part in opened:
-            yield first, part.result()
+                yield opened.popleft()
+        yield from opened
 
 
 def _read_header(chunks: Iterator[bytes], key: str, batch_id: str) -> tuple[PartHeader, bytes]:

@@ -14,7 +14,14 @@ from service.prompts import TokenCount
 KEPT_MEASUREMENTS: Final = 20
 """Measurements that are kept of each model."""
 # Settings that change neither an engine's speed nor its tokens.
-_OTHER_SETTINGS: Final = ("concurrency", "batch_size", "max_concurrent_batches", "stage_num_cpus")
+_OTHER_SETTINGS: Final = (
+    "concurrency",
+    "batch_size",
+    "max_concurrent_batches",
+    "stage_num_cpus",
+    "sharing",
+    "keep_warm_s",
+)
 # Work of a row, of a token of its prompt, and of a generated token, in proportion, where measurements do not tell them
 # apart. Prompts are processed in parallel, tokens are generated one by one.
 _USUAL_WORK: Final = (10.0, 1.0, 10.0)

@@ -24,7 +24,7 @@ from ray_job.contract.accelerators import (
     variant_for,
 )
 from ray_job.contract.cluster import GPU_RESOURCE
-from ray_job.contract.job_spec import EngineKind, ModelSpec
+from ray_job.contract.job_spec import EngineKind, ModelSpec, Sharing
 from ray_job.contract.lines import ENDPOINTS
 from service.config_sections import Problem, Section, Step, key, problems_of, unknown_key
 from service.errors import SettingsError
@@ -114,6 +114,14 @@ class ModelEntry(Section):
     )
     stage_num_cpus: Annotated[float, Field(gt=0, strict=False)] = key(
         "CPUs that one reading, preparing or writing worker reserves in Ray", 0.5, default=0.25, unit="CPUs"
+    )
+    sharing: Sharing = key(
+        "which batches share a job and its engines: `batch` for none, `project` for a project's, `stack` for all",
+        "batch",
+        default="project",
+    )
+    keep_warm_s: Annotated[int, Field(ge=0)] = key(
+        "how long a job keeps its engines ready after its last work", 300, default=30, unit="seconds"
     )
     limits: ModelLimits = key("see below", {}, default=ModelLimits())
 

@@ -43,6 +43,17 @@ class ObjectStore(Protocol):
         """Return the location from which a Ray job reaches the same objects."""
         ...
 
+    def read_url(self, key: str, *, expires_s: int) -> str:
+        """Return a URL at which one object can be read until it expires, without credentials.
+
+        It is ``file:///…`` for a directory, which does not expire. The object need not exist.
+        """
+        ...
+
+    def write_url(self, key: str, *, expires_s: int) -> str:
+        """Return a URL at which one object can be written once or more until it expires, by a PUT on S3."""
+        ...
+
     def check(self) -> None:
         """Raise ObjectStoreError unless the store answers."""
         ...
@@ -85,8 +96,12 @@ class Launcher(Protocol):
         """Return why no job of a model can run here, and what to do. Empty if one can, or if that is unknown."""
         ...
 
-    def launch(self, spec: JobSpec) -> None:
-        """Start a job. Launching the same ``spec.job_id`` again changes nothing.
+    def launch(self, spec: JobSpec, token: str) -> None:
+        """Start a job. Launching the same ``spec.job_id`` again starts no second one.
+
+        Args:
+            spec: the job.
+            token: its token, which only its driver may read.
 
         Raises:
             LaunchRefusedError: the job is refused as it is.

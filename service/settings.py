@@ -25,7 +25,6 @@ from service.errors import SettingsError
 LogLevel = Literal["debug", "info", "warning", "error"]
 LauncherKind = Literal["ray_jobs", "kuberay"]
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_DATABASE_FIELDS: Final = ("CLOISTER_DATABASE_URL", "CLOISTER_JOB_DATABASE_URL")
 
 
 def parse_object_store_url(url: str) -> ObjectStoreLocation:
@@ -51,6 +50,19 @@ def parse_object_store_url(url: str) -> ObjectStoreLocation:
     )
 
 
+def parse_slots(value: Any) -> Any:
+    """Read jobs by accelerator, e.g. ``a10g=3,v100=1``."""
+    if not isinstance(value, str):
+        return value
+    found: dict[str, int] = {}
+    for item in value.split(","):
+        name, _, count = item.strip().partition("=")
+        if not name or not count.isdecimal() or len(count) > len("10000") or int(count) < 1:
+            raise ValueError("must be jobs by accelerator, e.g. a10g=3,v100=1")
+        found[name] = int(count)
+    return found
+
+
 class Settings(BaseSettings):
     """The settings that the API and the reconciler share. A variable that is set but empty counts as not set."""
 
@@ -61,9 +73,6 @@ class Settings(BaseSettings):
     # Backends.
     database_url: str = Field(validation_alias="CLOISTER_DATABASE_URL", repr=False)
     """libpq connection string of the service's own role."""
-    job_database_url: str = Field("", validation_alias="CLOISTER_JOB_DATABASE_URL")
-    """libpq connection string for jobs; empty if jobs report no progress. It must not hold a password, because a job's
-    spec is visible in Ray's dashboard: jobs find the password through PGPASSFILE."""
     object_store: Annotated[ObjectStoreLocation, NoDecode, BeforeValidator(parse_object_store_url)] = Field(
         validation_alias="CLOISTER_OBJECT_STORE"
     )
@@ -76,6 +85,8 @@ class Settings(BaseSettings):
     """Address to listen on; only this machine by default."""
     port: int = Field(8000, ge=1, le=65_535, validation_alias="CLOISTER_PORT")
     """TCP port of the API."""
+    coordinator_port: int = Field(8100, ge=1, le=65_535, validation_alias="CLOISTER_COORDINATOR_PORT")
+    """TCP port of the coordinator, from which jobs lease segments."""
     health_port: int = Field(0, ge=0, le=65_535, validation_alias="CLOISTER_HEALTH_PORT")
     """TCP port of the reconciler for /healthz, /readyz and /metrics; 0 for none."""
     log_level: Annotated[LogLevel, BeforeValidator(str.lower)] = Field("info", validation_alias="CLOISTER_LOG_LEVEL")
@@ -86,6 +97,8 @@ class Settings(BaseSettings):
     """``ray_jobs``: jobs of a running Ray, through its Jobs API. ``kuberay``: a Ray cluster per job on Kubernetes."""
     ray_address: str = Field("http://127.0.0.1:8265", validation_alias="CLOISTER_RAY_ADDRESS")
     """HTTP address of the Ray Jobs API."""
+    coordinator_url: str = Field("http://127.0.0.1:8100", validation_alias="CLOISTER_COORDINATOR_URL")
+    """HTTP address of the coordinator, as jobs reach it."""
     job_entrypoint: str = Field(f"{shlex.quote(sys.executable)} -m ray_job", validation_alias="CLOISTER_JOB_ENTRYPOINT")
     """Shell command that Ray runs as a job."""
     kubernetes_namespace: str = Field("", validation_alias="CLOISTER_KUBERNETES_NAMESPACE")
@@ -95,14 +108,18 @@ class Settings(BaseSettings):
     kubeconfig: Path | None = Field(None, validation_alias="CLOISTER_KUBECONFIG")
     """Kubeconfig for access from outside the cluster; None for the service account of the pod."""
     max_running_jobs: int = Field(2, ge=1, le=10_000, validation_alias="CLOISTER_MAX_RUNNING_JOBS")
-    """The most jobs that run at the same time. On a Ray that is too small for all of them, jobs that each hold a part
-    of what they need block each other forever."""
+    """The most jobs that run at the same time on each accelerator. On a Ray that is too small for all of them, jobs
+    that each hold a part of what they need block each other forever."""
+    max_running_jobs_by_accelerator: Annotated[dict[str, int], NoDecode, BeforeValidator(parse_slots)] = Field(
+        default={}, validation_alias="CLOISTER_MAX_RUNNING_JOBS_BY_ACCELERATOR"
+    )
+    """The same for some accelerators, e.g. ``a10g=3,v100=1``."""
 
     # Storage.
     retention_days: int = Field(30, ge=1, le=3_650, validation_alias="CLOISTER_RETENTION_DAYS")
     """Days for which files without an expiry, and ended batches, are kept. A project can set another time."""
     workspace_gib: int = Field(0, ge=0, le=100_000, validation_alias="CLOISTER_WORKSPACE_GIB")
-    """Disk below TMPDIR for the results of batches that end at the same time, in GiB; 0 for all of the disk."""
+    """Disk below TMPDIR for batches that are planned or assembled at the same time, in GiB; 0 for all of the disk."""
 
     @property
     def workspace_bytes(self) -> int | None:
@@ -122,21 +139,19 @@ class Settings(BaseSettings):
         del settings_cls, env_settings, dotenv_settings, file_secret_settings
         return (init_settings,)
 
-    @field_validator("database_url", "job_database_url")
+    @field_validator("database_url")
     @classmethod
-    def _check_connection_string(cls, value: str, info: ValidationInfo) -> str:
+    def _check_connection_string(cls, value: str) -> str:
         try:
-            options = conninfo_to_dict(value)
+            conninfo_to_dict(value)
         except ProgrammingError:
             # The parser's own message may quote the password.
             raise ValueError("is not a libpq connection string, e.g. postgresql://user@host/database") from None
-        if info.field_name == "job_database_url" and options.get("password"):
-            raise ValueError("must hold no password; give it to jobs through PGPASSFILE")
         return value
 
-    @field_validator("ray_address")
+    @field_validator("ray_address", "coordinator_url")
     @classmethod
-    def _check_ray_address(cls, value: str) -> str:
+    def _check_http_address(cls, value: str) -> str:
         if urlsplit(value).scheme not in {"http", "https"}:
             raise ValueError("must start with http:// or https://")
         return value
@@ -181,7 +196,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
                 problems.append(f"{name} is not set")
             elif name == "CLOISTER_OBJECT_STORE":
                 problems.append(f"{name}: {reason}")
-            elif name in _DATABASE_FIELDS:  # a connection string can hold a password
+            elif name == "CLOISTER_DATABASE_URL":  # a connection string can hold a password
                 problems.append(f"{name} {reason}")
             else:
                 problems.append(f"{name} {reason}, not {str(details['input'])!r}")

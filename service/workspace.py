@@ -1,4 +1,4 @@
-"""The disk on which results are assembled, shared by all assemblies of a process.
+"""The disk on which plans are made and results are assembled, shared by all batches of a process.
 
 A node evicts a pod that uses more disk than its volume has, and the next pod that tries the same. So room is claimed
 before anything is written. If the workspace is full, the claim fails, which affects no other batch.
@@ -58,7 +58,7 @@ class Workspace:
             if self._size_bytes is not None and claimed > self._size_bytes and size_bytes > 0:
                 raise OSError(
                     errno.ENOSPC,
-                    "the results of the batches that end at the same time need more than the "
+                    "the batches that are planned or assembled at the same time need more than the "
                     f"{self._size_bytes:,} bytes of the workspace: raise workspace_gib of the stack "
                     "(CLOISTER_WORKSPACE_GIB)",
                 )

@@ -62,5 +62,5 @@ def database_url(postgres_server_url: str, _template_database: str) -> Iterator[
 @pytest.fixture
 def pool(database_url: str) -> Iterator[Pool]:
     """A pool on a fresh database."""
-    with open_pool(database_url, max_size=4) as opened:
+    with open_pool(database_url, max_size=8) as opened:
         yield opened

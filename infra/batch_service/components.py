@@ -1,4 +1,4 @@
-"""Batch service of a stack: API, reconciler, and the migrations that run before each rollout."""
+"""Batch service of a stack: API, reconciler, coordinator, and the migrations that run before each rollout."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -6,13 +6,14 @@ from typing import Any, Final
 import pulumi
 from pulumi_kubernetes import apps, autoscaling, batch, core, meta, networking, policy
 
-from infra.batch_service.pods import MODELS, ServiceSettings, api_pod, migrations_pod, reconciler_pod
+from infra.batch_service.pods import MODELS, ServiceSettings, api_pod, coordinator_pod, migrations_pod, reconciler_pod
 from infra.kubernetes.naming import StackNames
 from infra.stack_file.sections import IngressSection
 from infra.tenancy.rbac import MIGRATIONS
-from ray_job.contract.cluster import API, API_SERVICE_PORT, JOB_TEMPLATES, RECONCILER
+from ray_job.contract.cluster import API, API_SERVICE_PORT, COORDINATOR, COORDINATOR_PORT, JOB_TEMPLATES, RECONCILER
 
 _RECONCILERS: Final = 2  # a leader and a standby
+_COORDINATORS: Final = 1  # jobs repeat their requests
 _CPU_PERCENT: Final = 70
 _MIGRATIONS_S: Final = 1_800
 # The largest file that the API accepts, and its multipart form.
@@ -21,7 +22,9 @@ _UPLOAD_S: Final = "3600"
 
 
 class BatchService(pulumi.ComponentResource):
-    """Deployments of API and reconciler that tolerate the loss of a node, behind one Service.
+    """Deployments of API, reconciler and coordinator, with Services for API and coordinator.
+
+    They tolerate the loss of a node: jobs continue with what they have while the coordinator moves.
 
     Args:
         name: logical name of the component.
@@ -68,6 +71,7 @@ class BatchService(pulumi.ComponentResource):
         # The autoscaler changes the number of API pods, so `up` must not reset it.
         self._deployment(names, API, replicas, api_pod(settings), after=after, ignore_changes=["spec.replicas"])
         self._deployment(names, RECONCILER, _RECONCILERS, reconciler_pod(settings), after=after)
+        self._deployment(names, COORDINATOR, _COORDINATORS, coordinator_pod(settings), after=after)
         autoscaler: dict[str, Any] = {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": API},
             "minReplicas": replicas,
@@ -82,12 +86,13 @@ class BatchService(pulumi.ComponentResource):
             "behavior": {"scaleDown": {"stabilizationWindowSeconds": 600}},
         }
         autoscaling.v2.HorizontalPodAutoscaler(API, metadata=_metadata(names, API, API), spec=autoscaler, opts=child)
-        service: dict[str, Any] = {
-            "type": "ClusterIP",
-            "selector": names.selector(API),
-            "ports": [{"name": "http", "port": API_SERVICE_PORT, "targetPort": "http", "appProtocol": "http"}],
-        }
-        core.v1.Service(API, metadata=_metadata(names, API, API), spec=service, opts=child)
+        for component, port in ((API, API_SERVICE_PORT), (COORDINATOR, COORDINATOR_PORT)):
+            service: dict[str, Any] = {
+                "type": "ClusterIP",
+                "selector": names.selector(component),
+                "ports": [{"name": "http", "port": port, "targetPort": "http", "appProtocol": "http"}],
+            }
+            core.v1.Service(component, metadata=_metadata(names, component, component), spec=service, opts=child)
         self.api_address = f"http://{API}.{names.service_namespace}.svc:{API_SERVICE_PORT}/v1"
         if ingress:
             self.api_address = f"https://{ingress.host}/v1"

@@ -28,7 +28,7 @@ def deploy_batch_service(
     before_migrations: Sequence[pulumi.Resource],
     opts: pulumi.ResourceOptions,
 ) -> BatchService:
-    """Create API, reconciler and migrations.
+    """Create API, reconciler, coordinator and migrations.
 
     Args:
         config: the stack file.
@@ -47,9 +47,7 @@ def deploy_batch_service(
         image=str(file.images.mirrored(file.images.service)),
         pull_secret=PULL_SECRET if file.images.pull_secret else "",
         placement=placement,
-        database_url=postgres.url(postgres.owner),
-        job_database_url=postgres.url(postgres.job),
-        job_role=postgres.job.role,
+        database_url=postgres.url,
         has_database_ca=bool(postgres.ca_pem),
         object_store_url=store.url,
         max_running_jobs=file.limits.max_running_jobs,
@@ -86,6 +84,5 @@ def _ray_job_templates(config: StackConfig, store: ObjectStoreConnection, priori
         times=file.jobs,
         has_pull_secret=file.images.pull_secret is not None,
         priority_class=priority_class,
-        has_database_ca=bool(getattr(file.database, "ca_certificate", None)),
     )
     return ray_job_templates(config.catalogue, args)

@@ -1,4 +1,4 @@
-"""Pod templates of API, reconciler and migrations. Pure: dicts whose values may be Pulumi outputs."""
+"""Pod templates of API, reconciler, coordinator and migrations. Pure: dicts whose values may be Pulumi outputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,15 @@ from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources
 from infra.tenancy import credentials
 from infra.tenancy.rbac import MIGRATIONS
-from ray_job.contract.cluster import API, API_PORT, JOB_TEMPLATES, RECONCILER, RECONCILER_PORT
+from ray_job.contract.cluster import (
+    API,
+    API_PORT,
+    COORDINATOR,
+    COORDINATOR_PORT,
+    JOB_TEMPLATES,
+    RECONCILER,
+    RECONCILER_PORT,
+)
 
 MODELS: Final = "models"
 """ConfigMap with the model catalogue."""
@@ -25,7 +33,7 @@ _PRE_STOP_S: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """Settings and placement of API and reconciler.
+    """Settings and placement of API, reconciler and coordinator.
 
     Attributes:
         names: names of the stack.
@@ -33,13 +41,12 @@ class ServiceSettings:
         pull_secret: name of the pull secret; empty for none.
         placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName``.
         database_url: URL of the owner's role, without a password.
-        job_database_url: URL of the jobs' role, without a password.
-        job_role: the jobs' role.
         has_database_ca: whether the ConfigMap ``database-ca`` exists.
         object_store_url: ``s3://bucket/prefix?endpoint_url=…&region=…``.
         max_running_jobs: jobs that run at the same time.
         retention_days: retention of files and ended batches, in days.
-        workspace_gib: disk of each pod for uploads and for results that are being assembled, in GiB.
+        workspace_gib: disk of each pod of API and reconciler for uploads and for results that are being assembled, in
+            GiB.
         log_level: lowest level that is logged.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
         credentials_digest: digest of everything that the pods read from Secrets.
@@ -50,8 +57,6 @@ class ServiceSettings:
     pull_secret: str
     placement: Mapping[str, Any]
     database_url: pulumi.Input[str]
-    job_database_url: pulumi.Input[str]
-    job_role: str
     has_database_ca: bool
     object_store_url: pulumi.Input[str]
     max_running_jobs: int
@@ -66,7 +71,15 @@ def api_pod(settings: ServiceSettings) -> dict[str, Any]:
     """Return the pod template of the API."""
     environment = {"CLOISTER_PORT": str(API_PORT)}
     return _server_pod(
-        settings, API, module="service.api", port=API_PORT, environment=environment, cpu="250m", config_maps={}
+        settings,
+        API,
+        port=API_PORT,
+        environment=environment,
+        cpu="250m",
+        memory="1Gi",
+        tmp=f"{settings.workspace_gib}Gi",
+        disk=f"{settings.workspace_gib + 1}Gi",
+        config_maps={},
     )
 
 
@@ -77,20 +90,39 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
         "CLOISTER_LAUNCHER": "kuberay",
         "CLOISTER_KUBERNETES_NAMESPACE": settings.names.jobs_namespace,
         "CLOISTER_RAY_JOB_TEMPLATES": _TEMPLATES_DIRECTORY,
+        "CLOISTER_COORDINATOR_URL": f"http://{COORDINATOR}.{settings.names.service_namespace}.svc:{COORDINATOR_PORT}",
         "CLOISTER_WORKSPACE_GIB": str(settings.workspace_gib),
     }
     template = _server_pod(
         settings,
         RECONCILER,
-        module="service.reconciler",
         port=RECONCILER_PORT,
         environment=environment,
         # It is idle most of the time. A system node with two CPUs holds the whole service, also during a rollout.
         cpu="100m",
+        memory="1Gi",
+        tmp=f"{settings.workspace_gib}Gi",
+        disk=f"{settings.workspace_gib + 1}Gi",
         config_maps={JOB_TEMPLATES: _TEMPLATES_DIRECTORY},
     )
     template["spec"]["automountServiceAccountToken"] = True
     return template
+
+
+def coordinator_pod(settings: ServiceSettings) -> dict[str, Any]:
+    """Return the pod template of the coordinator, which leases work to jobs and signs URLs of the object store."""
+    environment = {"CLOISTER_COORDINATOR_PORT": str(COORDINATOR_PORT)}
+    return _server_pod(
+        settings,
+        COORDINATOR,
+        port=COORDINATOR_PORT,
+        environment=environment,
+        cpu="100m",
+        memory="512Mi",
+        tmp="64Mi",
+        disk="1Gi",
+        config_maps={},
+    )
 
 
 def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
@@ -100,7 +132,7 @@ def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
         MIGRATIONS,
         {
             "command": ["python", "-m", "service.db"],
-            "env": {"CLOISTER_DATABASE_URL": settings.database_url, "CLOISTER_JOB_ROLE": settings.job_role},
+            "env": {"CLOISTER_DATABASE_URL": settings.database_url},
             "resources": resources(cpu="100m", cpu_limit="1", memory="256Mi", ephemeral_storage="256Mi"),
         },
         tmp="64Mi",
@@ -117,16 +149,17 @@ def _server_pod(
     settings: ServiceSettings,
     component: str,
     *,
-    module: str,
     port: int,
     environment: Mapping[str, str],
     cpu: str,
+    memory: str,
+    tmp: str,
+    disk: str,
     config_maps: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the pod template of API or reconciler: a container that answers /healthz and /readyz."""
+    """Return the pod template of a server: ``service.<component>``, which answers /healthz and /readyz."""
     shared: dict[str, pulumi.Input[str]] = {
         "CLOISTER_DATABASE_URL": settings.database_url,
-        "CLOISTER_JOB_DATABASE_URL": settings.job_database_url,
         "CLOISTER_OBJECT_STORE": settings.object_store_url,
         "CLOISTER_MODELS": f"{_MODELS_DIRECTORY}/models.yaml",
         "CLOISTER_HOST": "0.0.0.0",  # noqa: S104 - the pod's address; network policies limit its clients
@@ -137,10 +170,8 @@ def _server_pod(
     live = {"httpGet": {"path": "/healthz", "port": "http"}, "timeoutSeconds": 5}
     # The server waits up to 5 s for a database connection before it reports a failure.
     ready = {"httpGet": {"path": "/readyz", "port": "http"}, "timeoutSeconds": 10}
-    # The disk is for the workspace and the container's log.
-    disk = f"{settings.workspace_gib + 1}Gi"
     container = {
-        "command": ["python", "-m", module],
+        "command": ["python", "-m", f"service.{component}"],
         "env": {**shared, **environment},
         "ports": [{"name": "http", "containerPort": port}],
         "startupProbe": live | {"periodSeconds": 1, "failureThreshold": 120},
@@ -148,9 +179,10 @@ def _server_pod(
         "readinessProbe": ready | {"periodSeconds": 10, "failureThreshold": 3},
         # A terminating pod still receives requests until every proxy has removed it.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_PRE_STOP_S)]}}},
-        "resources": resources(cpu=cpu, cpu_limit="2", memory="1Gi", ephemeral_storage=disk),
+        # The disk is for the temporary files and the container's log.
+        "resources": resources(cpu=cpu, cpu_limit="2", memory=memory, ephemeral_storage=disk),
     }
-    tmp, maps = f"{settings.workspace_gib}Gi", {MODELS: _MODELS_DIRECTORY, **config_maps}
+    maps = {MODELS: _MODELS_DIRECTORY, **config_maps}
     return _pod(settings, component, container, tmp=tmp, config_maps=maps)
 
 

@@ -44,7 +44,6 @@ class CloudNativePgArgs:
         storage_class: empty for the cluster's default.
         protection: protection of the stack's data.
         owner_password: password of the service's role.
-        job_password: password of the jobs' role.
         store: the stack's object store; backups and the write-ahead log are below ``database/`` in it.
         backup: schedule and retention of base backups; None for no backups.
         recovery: None for an empty database. It stays in the stack file after the recovery, because the name of the
@@ -63,7 +62,6 @@ class CloudNativePgArgs:
     storage_class: str = ""
     protection: DataProtection
     owner_password: pulumi.Input[str]
-    job_password: pulumi.Input[str]
     store: ObjectStoreConnection
     backup: BackupSection | None = None
     recovery: RecoverySection | None = None
@@ -87,25 +85,18 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
         super().__init__("cloister:cloudnative_pg:CloudNativePgDatabase", name, None, opts)
         names = args.names
         labels = names.labels(COMPONENT)
-        passwords = [
-            core.v1.Secret(
-                secret,
-                metadata=meta.v1.ObjectMetaArgs(
-                    name=secret, namespace=names.service_namespace, labels=labels | _RELOAD
-                ),
-                type="kubernetes.io/basic-auth",
-                string_data={"username": role, "password": pulumi.Output.secret(password)},
-                opts=pulumi.ResourceOptions(parent=self),
-            )
-            for secret, role, password in (
-                (f"{args.cluster}-owner", names.database, args.owner_password),
-                (f"{args.cluster}-job", names.job_role, args.job_password),
-            )
-        ]
+        secret = f"{args.cluster}-owner"
+        password = core.v1.Secret(
+            secret,
+            metadata=meta.v1.ObjectMetaArgs(name=secret, namespace=names.service_namespace, labels=labels | _RELOAD),
+            type="kubernetes.io/basic-auth",
+            string_data={"username": names.database, "password": pulumi.Output.secret(args.owner_password)},
+            opts=pulumi.ResourceOptions(parent=self),
+        )
         # The operator reads the version from an image's tag, and a digest has none.
         images = [{"major": args.postgres_version, "image": str(args.image)}]
         catalog = {"api_version": _API, "kind": "ImageCatalog", "name": args.cluster, "spec": {"images": images}}
-        before: list[pulumi.Resource] = [*passwords, self._custom_resource(names, catalog)]
+        before: list[pulumi.Resource] = [password, self._custom_resource(names, catalog)]
         schedule: dict[str, Any] | None = None
         if args.backup:
             store = args.store
@@ -131,8 +122,7 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
         address: dict[str, Any] = {"host": host, "port": PORT, "database": names.database}
         self.connection = DatabaseConnection(
             owner=DatabaseLogin(**address, role=names.database, password=args.owner_password),
-            job=DatabaseLogin(**address, role=names.job_role, password=args.job_password),
-            # The operator creates the CA with the cluster, and jobs run in another namespace than its certificate.
+            # The operator creates the CA with the cluster, so it is unknown before.
             ssl_mode="require",
             pod_labels={"cnpg.io/cluster": args.cluster},
             depends_on=(cluster,),
@@ -165,14 +155,6 @@ def cluster_manifest(args: CloudNativePgArgs) -> dict[str, Any]:
     names = args.names
     placement = dict(args.placement)
     priority = placement.pop("priorityClassName", "")
-    job_role = {
-        "name": names.job_role,
-        "comment": "jobs: executes one function",
-        "ensure": "present",
-        "login": True,
-        "superuser": False,
-        "passwordSecret": {"name": f"{args.cluster}-job"},
-    }
     owner = {"database": names.database, "owner": names.database, "secret": {"name": f"{args.cluster}-owner"}}
     settings = {"encoding": "UTF8", "localeCollate": "C", "localeCType": "C", "dataChecksums": True}
     bootstrap: dict[str, Any] = {"initdb": {**owner, **settings}}
@@ -188,7 +170,6 @@ def cluster_manifest(args: CloudNativePgArgs) -> dict[str, Any]:
             "major": args.postgres_version,
         },
         "bootstrap": bootstrap,
-        "managed": {"roles": [job_role]},
         "enableSuperuserAccess": False,
         "enablePDB": True,
         "storage": {"size": args.storage, **({"storageClass": args.storage_class} if args.storage_class else {})},

@@ -1,7 +1,7 @@
 """Database of a stack: bundled, by CloudNativePG (``infra.data.cloudnative_pg``), or the customer's own.
 
-Each kind results in a ``DatabaseConnection``: one database, the role that owns it, and the role of jobs. The migration,
-which the owner runs, grants the rights of the jobs' role.
+Each kind results in a ``DatabaseConnection``: one database and the role that owns it, which the service uses. Jobs do
+not reach the database.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,6 @@ class DatabaseConnection:
 
     Attributes:
         owner: the service's role, which owns the database and its schema.
-        job: the jobs' role, which may execute one function.
         ssl_mode: how libpq verifies the server.
         ca_pem: CA certificate of the server; empty for the system's certificate authorities.
         pod_labels: labels of the database's pods, for network policies; empty outside the cluster.
@@ -59,14 +58,15 @@ class DatabaseConnection:
     """
 
     owner: DatabaseLogin
-    job: DatabaseLogin
     ssl_mode: SslMode
     ca_pem: str = ""
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     depends_on: tuple[pulumi.Resource, ...] = ()
 
-    def url(self, login: DatabaseLogin) -> pulumi.Output[str]:
-        """Return a libpq connection string without the password, which libpq reads from the file in PGPASSFILE."""
+    @property
+    def url(self) -> pulumi.Output[str]:
+        """A libpq connection string without the password, which libpq reads from the file in PGPASSFILE."""
+        login = self.owner
         options: dict[str, str] = {"sslmode": self.ssl_mode}
         if self.ssl_mode.startswith("verify"):
             options["sslrootcert"] = CA_FILE if self.ca_pem else "system"
@@ -77,7 +77,7 @@ class DatabaseConnection:
 
 
 class DatabaseCa(pulumi.ComponentResource):
-    """The CA certificate of the database, in a ConfigMap of each namespace: a certificate is not secret.
+    """The CA certificate of the database, in a ConfigMap of the service's namespace: a certificate is not secret.
 
     Args:
         name: logical name of the component.
@@ -90,14 +90,14 @@ class DatabaseCa(pulumi.ComponentResource):
 
     def __init__(self, name: str, names: StackNames, pem: str, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("cloister:database_ca:DatabaseCa", name, None, opts)
-        self.resources = tuple(
+        namespace = names.service_namespace
+        self.resources = (
             core.v1.ConfigMap(
                 f"{namespace}-{DATABASE_CA}",
                 metadata=meta.v1.ObjectMetaArgs(name=DATABASE_CA, namespace=namespace, labels=names.labels(COMPONENT)),
                 data={PurePosixPath(CA_FILE).name: pem},
                 opts=pulumi.ResourceOptions(parent=self),
-            )
-            for namespace in (names.service_namespace, names.jobs_namespace)
+            ),
         )
         self.register_outputs({})
 
@@ -113,7 +113,6 @@ class BundledDatabaseArgs:
         storage_class: empty for the cluster's default.
         protection: protection of the stack's data.
         owner_password: password of the service's role.
-        job_password: password of the jobs' role.
         cpu: requested CPUs, a Kubernetes quantity; the limit is two CPUs.
         memory: request and limit of memory, a Kubernetes quantity.
         uid: user that the server runs as; the official image has 999.
@@ -127,7 +126,6 @@ class BundledDatabaseArgs:
     storage_class: str = ""
     protection: DataProtection
     owner_password: pulumi.Input[str]
-    job_password: pulumi.Input[str]
     cpu: str = "250m"
     memory: str = "1Gi"
     uid: int = 999
@@ -157,10 +155,7 @@ class BundledDatabase(pulumi.ComponentResource):
         passwords = core.v1.Secret(
             _PASSWORDS,
             metadata=metadata(_PASSWORDS),
-            string_data={
-                "owner": pulumi.Output.secret(args.owner_password),
-                "job": pulumi.Output.secret(args.job_password),
-            },
+            string_data={"owner": pulumi.Output.secret(args.owner_password)},
             opts=child,
         )
         scripts = core.v1.ConfigMap(
@@ -190,7 +185,6 @@ class BundledDatabase(pulumi.ComponentResource):
         address: dict[str, Any] = {"host": host, "port": PORT, "database": names.database}
         self.connection = DatabaseConnection(
             owner=DatabaseLogin(**address, role=names.database, password=args.owner_password),
-            job=DatabaseLogin(**address, role=names.job_role, password=args.job_password),
             ssl_mode="disable",
             pod_labels=names.selector(COMPONENT),
             depends_on=(service, server),
@@ -208,7 +202,7 @@ def bundled_stateful_set(args: BundledDatabaseArgs) -> Any:
             "metadata": {
                 "labels": args.names.labels(COMPONENT),
                 "annotations": {
-                    "cloister.dev/passwords": digest(args.owner_password, args.job_password),
+                    "cloister.dev/passwords": digest(args.owner_password),
                     "cloister.dev/scripts": digest(*(script(file) for file in _SCRIPT_FILES)),
                 },
             },
@@ -240,9 +234,8 @@ def _postgres_container(args: BundledDatabaseArgs) -> dict[str, Any]:
         "PASSWORDS": _PASSWORDS_DIRECTORY,
         "DATABASE": args.names.database,
         "OWNER": args.names.database,
-        "JOB": args.names.job_role,
     }
-    # Over TCP, because the socket already answers while the start script creates the roles.
+    # Over TCP, because the socket already answers while the start script creates the role.
     ready = 'for d in /usr/lib/postgresql/*/bin; do PATH="$PATH:$d"; done; pg_isready -q -h 127.0.0.1 -U postgres'
     probe = {"exec": {"command": ["/bin/sh", "-c", ready]}, "periodSeconds": 10, "timeoutSeconds": 5}
     return {

@@ -75,7 +75,7 @@ def deploy_database(
     """
     file = config.file
     section = file.database
-    owner_password, job_password = config.secret("database_owner_password"), config.secret("database_job_password")
+    owner_password = config.secret("database_owner_password")
     if isinstance(section, ExternalDatabaseSection):
         url = urlsplit(section.url)
         address: dict[str, Any] = {
@@ -85,7 +85,6 @@ def deploy_database(
         }
         return DatabaseConnection(
             owner=DatabaseLogin(**address, role=unquote(url.username or ""), password=owner_password),
-            job=DatabaseLogin(**address, role=section.job_role, password=job_password),
             ssl_mode=cast("SslMode", dict(parse_qsl(url.query))["sslmode"]),
             ca_pem=section.ca_certificate or "",
         )
@@ -93,7 +92,6 @@ def deploy_database(
         "names": config.names,
         "image": file.images.mirrored(file.images.postgres),
         "owner_password": owner_password,
-        "job_password": job_password,
         "placement": placement,
         "protection": protection,
         "storage": f"{section.volume.size_gib}Gi",

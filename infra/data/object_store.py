@@ -1,6 +1,7 @@
 """Object store of a stack: bundled with it, or the customer's S3.
 
-Each kind results in an ``ObjectStoreConnection``: the bucket, a key for the service, and a key for jobs.
+Each kind results in an ``ObjectStoreConnection``: the bucket, a key for the service, and a key that reads weights.
+Jobs read plans and write parts by URLs that the service signs.
 """
 
 import hashlib
@@ -55,7 +56,8 @@ class ObjectStoreConnection:
         endpoint_url: http:// or https://, host and port.
         region: region in the signatures of requests.
         service: key with all rights below the prefix.
-        job: the jobs' key; the same as ``service`` if the customer provides one key only.
+        job: the key that copies weights to the pods of jobs; the same as ``service`` if the customer provides one key
+            only.
         pod_labels: labels of the server's pods, for network policies; empty outside the cluster.
         setup_labels: labels of the pod that creates the bucket, for network policies; empty for none.
         depends_on: resources to create before a client connects.
@@ -79,7 +81,7 @@ class ObjectStoreConnection:
 
 
 def job_policy(*, bucket: str, prefix: str, principal: str, weights_prefix: str = "models") -> dict[str, Any]:
-    """Return the bucket policy for jobs: read input files, parts and weights, list, write parts. No deletion.
+    """Return the bucket policy for the key of jobs: list and read the weights, and nothing else.
 
     Args:
         bucket: the bucket.
@@ -88,16 +90,16 @@ def job_policy(*, bucket: str, prefix: str, principal: str, weights_prefix: str 
         weights_prefix: prefix of the models' directories, below ``prefix``.
     """
     root = f"arn:aws:s3:::{bucket}"
-    objects = "/".join(segment for segment in (root, prefix.strip("/")) if segment)
-    parts, files, weights = f"{objects}/batches/*", f"{objects}/files/*", f"{objects}/{weights_prefix.strip('/')}/*"
+    weights = "/".join(segment for segment in (prefix.strip("/"), weights_prefix.strip("/"), "*") if segment)
     rights: tuple[dict[str, Any], ...] = (
-        {"Action": ["s3:ListBucket"], "Resource": [root]},
-        {"Action": ["s3:GetObject"], "Resource": [files, parts, weights]},
-        {"Action": ["s3:PutObject", "s3:AbortMultipartUpload"], "Resource": [parts]},
+        # versitygw ignores conditions; its bucket belongs to the stack alone.
+        {
+            "Action": ["s3:ListBucket"],
+            "Resource": [root],
+            "Condition": {"StringLike": {"s3:prefix": [weights]}},
+        },
+        {"Action": ["s3:GetObject"], "Resource": [f"{root}/{weights}"]},
     )
-    if prefix.strip("/"):
-        # Others may share the bucket. versitygw ignores conditions; its bucket belongs to the stack alone.
-        rights[0]["Condition"] = {"StringLike": {"s3:prefix": [f"{prefix.strip('/')}/*"]}}
     return {
         "Version": "2012-10-17",
         "Statement": [{"Effect": "Allow", "Principal": {"AWS": [principal]}, **right} for right in rights],
@@ -151,7 +153,7 @@ class BundledObjectStoreArgs:
 
 
 class BundledObjectStore(pulumi.ComponentResource):
-    """versitygw on one volume, with a Job that creates the bucket and grants jobs their rights in it.
+    """versitygw on one volume, with a Job that creates the bucket and lets the key of jobs read the weights in it.
 
     It speaks without TLS, so it must stay inside the cluster's network: the network policies name the pods that can
     reach it, and every request is signed. Snapshots of the volume are its backup.

@@ -2,25 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from infra.capacity.job_sizes import AUTOSCALER_MIB, GroupSize
 from infra.capacity.pools import NodePool, RayImage, placement
-from infra.data.database import CA_FILE, DATABASE_CA
 from infra.jobs.weights import PodWeights
 from infra.kubernetes.images import PULL_SECRET
 from infra.kubernetes.naming import StackNames
-from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources
+from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources, secret_volume
 from infra.stack_file.sections import JobsSection, ModelWeightsSection
 from infra.tenancy import credentials
 from ray_job.contract.accelerators import ImageVariant
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, ObjectStoreLocation
+from ray_job.contract.leases import TOKEN_FILE_VARIABLE
 from ray_job.contract.ray_environment import RAY_ENVIRONMENT
+from ray_job.contract.rayjobs import TOKEN_KEY, TOKEN_VOLUME
 
 COMPONENT: Final = "ray-job"
 _TMP: Final = "/tmp"  # noqa: S108 - a volume of the pod
 _HTTP_ENGINE_DIRECTORY: Final = "/run/cloister/http-engine"
+_TOKEN_DIRECTORY: Final = "/run/cloister/job-token"  # noqa: S105 - a path
 _SHARED_MEMORY: Final = "shared-memory"
 _API_TOKEN: Final = "autoscaler-token"  # noqa: S105 - a name
 _API_TOKEN_DIRECTORY: Final = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - where Ray looks
@@ -63,7 +64,6 @@ class RayJobArgs:
         times: time limits.
         has_pull_secret: whether the jobs' namespace has the pull secret.
         priority_class: priority class of the pods; empty for none.
-        has_database_ca: whether the jobs' namespace has the ConfigMap with the database's CA certificate.
     """
 
     names: StackNames
@@ -74,18 +74,20 @@ class RayJobArgs:
     times: JobsSection = field(default_factory=JobsSection)
     has_pull_secret: bool = False
     priority_class: str = ""
-    has_database_ca: bool = False
 
 
 def head_pod(args: RayJobArgs, image: str, size: GroupSize, weights: PodWeights) -> dict[str, Any]:
     """Return the pod of the head: Ray's services, the job's process, and the autoscaler that KubeRay adds.
 
-    Only the autoscaler has a token of the Kubernetes API; the job's process has none. The launcher sets the variable
-    of the job spec, which is empty here.
+    Its only credential is the job's token; Ray schedules no actors to it. Only the autoscaler has a token of the
+    Kubernetes API. The launcher sets the variable of the job spec, which is empty here, and the name of the token's
+    Secret.
     """
-    environment = {ENVIRONMENT_VARIABLE: "", **credentials.ENVIRONMENT}
-    pod = _pod(args, image, size, "cpu", weights=weights, environment=environment, database=True)
+    environment = {ENVIRONMENT_VARIABLE: "", TOKEN_FILE_VARIABLE: f"{_TOKEN_DIRECTORY}/{TOKEN_KEY}"}
+    pod = _pod(args, image, size, "cpu", weights=weights, environment=environment)
     spec = pod["spec"]
+    spec["volumes"] += [secret_volume(TOKEN_VOLUME, secret="set-by-the-launcher")]  # noqa: S106 - a name
+    spec["containers"][0]["volumeMounts"] += [{"name": TOKEN_VOLUME, "mountPath": _TOKEN_DIRECTORY, "readOnly": True}]
     # The token that Kubernetes would mount into every container, for the autoscaler's container only.
     sources: list[dict[str, Any]] = [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3_600}},
@@ -93,11 +95,6 @@ def head_pod(args: RayJobArgs, image: str, size: GroupSize, weights: PodWeights)
         {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
     ]
     spec["volumes"] += [{"name": _API_TOKEN, "projected": {"defaultMode": 0o440, "sources": sources}}]
-    if args.has_database_ca:
-        spec["volumes"] += [{"name": DATABASE_CA, "configMap": {"name": DATABASE_CA, "defaultMode": 0o444}}]
-        spec["containers"][0]["volumeMounts"] += [
-            {"name": DATABASE_CA, "mountPath": str(PurePosixPath(CA_FILE).parent), "readOnly": True}
-        ]
     return pod
 
 
@@ -111,15 +108,15 @@ def worker_pod(
     environment: Mapping[str, str] | None = None,
     http_engine: bool = False,
 ) -> dict[str, Any]:
-    """Return the pod of a worker, which reaches the object store, but neither Postgres nor the Kubernetes API.
+    """Return the pod of a worker, which reaches the object store, but neither the service nor the Kubernetes API.
 
-    A worker of a model with the http engine reads the API key of its endpoint, if the Secret exists.
+    It has no credential, with one exception: a worker of a model with the http engine reads the API key of its
+    endpoint, if the Secret exists.
     """
-    variables = {name: value for name, value in credentials.ENVIRONMENT.items() if name.startswith("AWS_")}
-    variables |= environment or {}
+    variables = dict(environment or {})
     if http_engine:
         variables["CLOISTER_HTTP_ENGINE_API_KEY_FILE"] = f"{_HTTP_ENGINE_DIRECTORY}/api_key"
-    pod = _pod(args, image, size, pool, weights=weights, environment=variables, database=False)
+    pod = _pod(args, image, size, pool, weights=weights, environment=variables)
     if http_engine:
         secret = credentials.HTTP_ENGINE_LOGIN
         source = {"secretName": secret, "defaultMode": 0o440, "optional": True}
@@ -138,10 +135,8 @@ def _pod(
     *,
     weights: PodWeights,
     environment: Mapping[str, str],
-    database: bool,
 ) -> dict[str, Any]:
     variables = {**OFFLINE, **RAY_ENVIRONMENT, **_WRITABLE, **environment}
-    copy_credentials, credentials_volumes = credentials.pod_fields(image, database=database)
     container = {
         "name": "ray",
         "image": image,
@@ -158,7 +153,6 @@ def _pod(
             {"name": "tmp", "mountPath": _TMP},
             # KubeRay's default is as large as all memory.
             {"name": _SHARED_MEMORY, "mountPath": "/dev/shm"},  # noqa: S108
-            credentials.VOLUME_MOUNT,
             *weights.mounts,
         ],
     }
@@ -179,12 +173,11 @@ def _pod(
             "securityContext": pod_security_context(),
             **({"priorityClassName": args.priority_class} if args.priority_class else {}),
             **({"imagePullSecrets": [{"name": PULL_SECRET}]} if args.has_pull_secret else {}),
-            "initContainers": [copy_credentials, *weights.init_containers],
+            "initContainers": [*weights.init_containers],
             "containers": [container],
             "volumes": [
                 {"name": "tmp", "emptyDir": {"sizeLimit": f"{size.disk_gib}Gi"}},
                 {"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size.shared_mib}Mi"}},
-                *credentials_volumes,
                 *weights.volumes,
             ],
         },

@@ -1,4 +1,4 @@
-"""Job template of each model: the RayJob of a batch without its name and job spec. Pure.
+"""Job template of each model: the RayJob of a job without its name, job spec and token. Pure.
 
 Fields: https://github.com/ray-project/kuberay/tree/v1.6.1/ray-operator/apis/ray/v1
 
@@ -48,7 +48,9 @@ def ray_job_templates(catalogue: Catalogue, args: RayJobArgs) -> dict[str, str]:
 
 
 def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
-    """Return the RayJob of one model. The launcher sets its name.
+    """Return the RayJob of one model. The launcher completes it (``service.adapters.rayjob_templates``).
+
+    It has no ``activeDeadlineSeconds``: a job runs as long as there is work for it, and ends by itself.
 
     Raises:
         KeyError: no pool or image exists for the model's accelerator (``pool_problems`` reports it first).
@@ -75,10 +77,8 @@ def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
         "spec": {
             "submissionMode": "HTTPMode",
             "entrypoint": ENTRYPOINT,
-            # The service retries a failed job, because it knows which failures are worth a retry.
+            # The service starts another job, because it knows which failures are worth a retry.
             "backoffLimit": 0,
-            # The service ends a batch at the batch's deadline. This limit applies if the service is down.
-            "activeDeadlineSeconds": times.deadline_h * 3_600,
             "preRunningDeadlineSeconds": times.start_limit_s,
             # The Ray cluster is deleted when the job ends, the RayJob some time later; both also if the job was never
             # submitted.

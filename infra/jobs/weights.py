@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from infra.capacity.job_sizes import GroupSize
-from infra.kubernetes.pod_spec import container_security_context, resources
+from infra.kubernetes.pod_spec import container_security_context, resources, secret_volume
 from infra.stack_file.sections import ImageWeightsSection, ModelWeightsSection, VolumeWeightsSection
 from infra.tenancy import credentials
 from ray_job.contract.job_spec import ObjectStoreLocation
@@ -16,6 +16,7 @@ from ray_job.contract.weights import MODELS_DIRECTORY, WEIGHTS_VARIABLE, Weights
 from service.model_catalogue import CatalogueModel
 
 _VOLUME: Final = "weights"
+_KEY_DIRECTORY: Final = "/run/cloister/weights-credentials"
 # A directory also holds a tokenizer and configuration.
 _ROOM: Final = 1.1
 # Usage of a copy from a fast network.
@@ -76,7 +77,10 @@ def pod_weights(
         load_format=str(model.spec.engine_args.get("load_format", "auto")),
     )
     return PodWeights(
-        volumes=({"name": _VOLUME, "emptyDir": {"sizeLimit": f"{volume_gib}Gi"}},),
+        volumes=(
+            {"name": _VOLUME, "emptyDir": {"sizeLimit": f"{volume_gib}Gi"}},
+            secret_volume(credentials.WEIGHTS_LOGIN, secret=credentials.WEIGHTS_LOGIN),
+        ),
         mounts=mounts,
         init_containers=(_copy_container(copy, image, size),),
         disk_gib=volume_gib,
@@ -84,11 +88,12 @@ def pod_weights(
 
 
 def _copy_container(copy: WeightsCopy, image: str, size: GroupSize) -> dict[str, Any]:
-    """Return the init container that copies a model's directory."""
+    """Return the init container that copies a model's directory. It alone mounts the key; it ends before Ray starts."""
     environment = {
         WEIGHTS_VARIABLE: json.dumps(dataclasses.asdict(copy), sort_keys=True),
         "TMPDIR": "/tmp",  # noqa: S108 - a volume of the pod
-        **credentials.ENVIRONMENT,
+        "AWS_SHARED_CREDENTIALS_FILE": f"{_KEY_DIRECTORY}/aws",
+        "AWS_EC2_METADATA_DISABLED": "true",
     }
     return {
         "name": "weights",
@@ -104,6 +109,6 @@ def _copy_container(copy: WeightsCopy, image: str, size: GroupSize) -> dict[str,
         "volumeMounts": [
             {"name": _VOLUME, "mountPath": MODELS_DIRECTORY},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-            credentials.VOLUME_MOUNT,
+            {"name": credentials.WEIGHTS_LOGIN, "mountPath": _KEY_DIRECTORY, "readOnly": True},
         ],
     }

@@ -68,23 +68,18 @@ class StackNames:
 
     @property
     def service_namespace(self) -> str:
-        """``cloister-acme-dev``: API, reconciler, database and object store."""
+        """``cloister-acme-dev``: API, reconciler, coordinator, database and object store."""
         return f"cloister-{self.instance}"
 
     @property
     def jobs_namespace(self) -> str:
-        """``cloister-acme-dev-jobs``: the Ray clusters of batches."""
+        """``cloister-acme-dev-jobs``: the Ray clusters of jobs."""
         return jobs_namespace(self.service_namespace)
 
     @property
     def database(self) -> str:
         """``cloister_acme_dev``: the database, and the role that owns it; a server's databases share their roles."""
         return self.service_namespace.replace("-", "_")
-
-    @property
-    def job_role(self) -> str:
-        """``cloister_acme_dev_job``: the jobs' role, which may execute one function and nothing else."""
-        return f"{self.database}_job"
 
     @property
     def bucket(self) -> str:

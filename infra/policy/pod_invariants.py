@@ -13,6 +13,10 @@ _DIGEST: Final = re.compile(r"[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}")
 _SECRET_NAME: Final = re.compile(r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|CREDENTIALS?|ACCESS_KEY)$", re.IGNORECASE)
 _HOST_FIELDS: Final = ("hostNetwork", "hostPID", "hostIPC")
 _SERVERS: Final = ("Deployment", "StatefulSet", "DaemonSet")
+_RAY_KINDS: Final = ("RayJob", "RayCluster", "RayService")
+_JOB_TOKEN: Final = "set-by-the-launcher"  # noqa: S105 - the Secret of a job's token in a template
+_HTTP_ENGINE: Final = "http-engine"
+_WEIGHTS: Final = "weights-credentials"
 
 
 def _objects(value: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -117,3 +121,30 @@ def container_problems(manifest: Manifest) -> Problems:
                 yield "no_secret_in_an_environment", f"{title} has the variable {name} from a Secret"
             elif _SECRET_NAME.search(name) and value and not str(value).startswith("/"):
                 yield "no_secret_in_an_environment", f"{title} has the variable {name} in plain text"
+
+
+def ray_problems(manifest: Manifest) -> Problems:
+    """Check which credentials the containers of pods that run Ray mount: an engine parses untrusted input."""
+    if manifest.kind not in _RAY_KINDS:
+        return
+    for path, spec in _objects(manifest.body):
+        if not isinstance(spec.get("containers"), list):
+            continue
+        ray = _JOB_TOKEN if "headGroupSpec" in path else _HTTP_ENGINE
+        held = {str(volume.get("name")): _credentials(volume) for volume in spec.get("volumes") or ()}
+        for kind, allowed in (("containers", ray), ("initContainers", _WEIGHTS)):
+            for container in spec.get(kind) or ():
+                for mount in container.get("volumeMounts") or ():
+                    for credential in held.get(str(mount.get("name")), ()):
+                        if credential != allowed:
+                            yield "no_credentials_in_ray_pods", f"container {container.get('name')} mounts {credential}"
+
+
+def _credentials(volume: dict[str, Any]) -> tuple[str, ...]:
+    """Return the credentials in a volume: names of Secrets, and tokens of the Kubernetes API."""
+    sources = [volume, *((volume.get("projected") or {}).get("sources") or ())]
+    secrets = [source["secret"] for source in sources if source.get("secret")]
+    return (
+        *(str(secret.get("secretName") or secret.get("name")) for secret in secrets),
+        *("a token of the Kubernetes API" for source in sources if "serviceAccountToken" in source),
+    )

@@ -178,7 +178,7 @@ def limit_rules(sections: Sections, models: Models, pools: Mapping[str, NodePool
 
 
 def data_rules(sections: Sections) -> Problems:
-    """Check the database against TLS, roles and the place of its backups."""
+    """Check the database against TLS and the place of its backups."""
     database, store = sections.get("database"), sections.get("object_store")
     if isinstance(database, CloudNativePgSection):
         for name in ("backup", "recovery"):
@@ -196,5 +196,3 @@ def data_rules(sections: Sections) -> Problems:
             yield f"database.url: must end in ?sslmode= and {' or '.join(_TLS_MODES)}: passwords cross a network"
         elif mode.startswith("verify") and not database.ca_certificate:
             yield f"database.ca_certificate: is required with sslmode={mode}: the certificate of the server's authority"
-        if url.username == database.job_role:
-            yield "database.job_role: must be another role than that of database.url, which owns the tables"

@@ -40,7 +40,6 @@ _KEYS: Final = (
     SecretKey(
         name="database_owner_password", meaning="password of the database role that the service uses", needed="always"
     ),
-    SecretKey(name="database_job_password", meaning="password of the database role of jobs", needed="always"),
     SecretKey(
         name="object_store_secret_access_key",
         meaning="secret half of the object store's key; the bundled store is created with it",
@@ -48,7 +47,7 @@ _KEYS: Final = (
     ),
     SecretKey(
         name="object_store_job_secret_access_key",
-        meaning="secret half of the key of jobs",
+        meaning="secret half of the key that copies weights",
         needed="with `object_store.job_access_key_id`",
     ),
     SecretKey(

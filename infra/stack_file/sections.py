@@ -84,14 +84,13 @@ class CloudNativePgSection(Section):
 
 
 class ExternalDatabaseSection(Section):
-    """The customer's own Postgres, 15 or newer. The database and both roles must exist."""
+    """The customer's own Postgres, 15 or newer. The database and its role must exist."""
 
     kind: Literal["external"] = key("external", "external")
     url: PostgresUrl = key(
         "role, host, port, database and TLS, without a password",
         "postgresql://cloister_acme_prod@db.acme.example:5432/cloister_acme_prod?sslmode=verify-full",
     )
-    job_role: str = key("the role of jobs, which may execute one function", "cloister_acme_prod_job")
     networks: Cidrs = key("addresses of the database; pods reach it only there", ["10.20.0.0/24"])
     ca_certificate: str | None = key(
         "certificate of the authority that signed the server's certificate, PEM; `sslmode=verify-ca` and "
@@ -125,8 +124,8 @@ class S3ObjectStoreSection(Section):
     region: str = key("the region that signatures name", "eu-central-1", default="us-east-1")
     access_key_id: str = key("public half of the key, which can reach this prefix only", "CLOISTERACMEPROD")
     job_access_key_id: str | None = key(
-        "another key for jobs, with fewer rights (docs/how-to/deploy.md); its secret half is the secret "
-        "`object_store_job_secret_access_key`",
+        "another key for the copy of weights to the pods of jobs, which may read them only "
+        "(docs/how-to/deploy.md); its secret half is the secret `object_store_job_secret_access_key`",
         "CLOISTERACMEPRODJOBS",
         default=None,
     )
@@ -203,20 +202,17 @@ class ApiSection(Section):
 
 
 class JobsSection(Section):
-    """Time limits of the Ray cluster of a batch."""
+    """Time limits of the Ray cluster of a job."""
 
-    deadline_h: Annotated[int, Field(ge=1, le=24 * 7)] = key(
-        "an attempt that runs longer is stopped", 24, default=24, unit="hours"
-    )
     start_limit_s: Annotated[int, Field(ge=60)] = key(
         "how long the head and the first worker may take to start, including the pull of the image, and how long a "
-        "batch waits for the named `nodes` of its GPU pool",
+        "job waits for the named `nodes` of its GPU pool",
         3600,
         default=1800,
         unit="seconds",
     )
     stuck_limit_s: Annotated[int, Field(ge=10)] = key(
-        "how long a pod may lack an image, a Secret or a volume before its batch fails",
+        "how long a pod may lack an image, a Secret or a volume before its job fails",
         600,
         default=300,
         unit="seconds",
@@ -224,14 +220,14 @@ class JobsSection(Section):
     idle_timeout_s: Count = key("how long an idle worker is kept", 120, default=60, unit="seconds")
     # The launcher reads the result of a job from its RayJob. A RayJob deleted too early would run again.
     keep_finished_s: Annotated[int, Field(ge=300)] = key(
-        "how long the RayJob of a finished batch is kept for inspection", 3600, default=600, unit="seconds"
+        "how long the RayJob of a finished job is kept for inspection", 3600, default=600, unit="seconds"
     )
 
 
 class LimitsSection(Section):
     """The most of the cluster that the stack uses."""
 
-    max_running_jobs: Count = key("batches that run at the same time", 4, default=2, unit="jobs")
+    max_running_jobs: Count = key("jobs that run at the same time", 4, default=2, unit="jobs")
     job_cpus: Count | None = key(
         "CPUs of all jobs together; without it those of all pools", 64, default=None, unit="CPUs"
     )
@@ -282,5 +278,5 @@ class StackFile(Section):
         unit="GiB",
     )
     log_level: Literal["debug", "info", "warning", "error"] = key(
-        "the lowest level that API and reconciler log", "warning", default="info"
+        "the lowest level that API, reconciler and coordinator log", "warning", default="info"
     )

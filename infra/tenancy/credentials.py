@@ -17,6 +17,8 @@ from infra.kubernetes.pod_spec import container_security_context, resources, sec
 DIRECTORY: Final = "/run/cloister/credentials"
 DATABASE_LOGIN: Final = "database-credentials"
 OBJECT_STORE_LOGIN: Final = "object-store-credentials"
+WEIGHTS_LOGIN: Final = "weights-credentials"
+"""Secret with the key of the object store that the program which copies weights mounts, in the jobs' namespace."""
 HTTP_ENGINE_LOGIN: Final = "http-engine"
 """Secret with the API key of the http engine's endpoints; the workers of its models mount it if it exists."""
 ENVIRONMENT: Final = {
@@ -25,7 +27,7 @@ ENVIRONMENT: Final = {
     # Otherwise boto3 and PyArrow query the address of a cloud's metadata service, and wait for it.
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""Environment variables with the paths of the files."""
+"""Environment variables of the service with the paths of the files."""
 
 _VOLUME: Final = "credentials"
 VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True}
@@ -33,17 +35,14 @@ VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True
 _COPY: Final = "umask 077 && cp -L /etc/cloister/secrets/*/* " + DIRECTORY
 
 
-def pod_fields(
-    image: Any, *, database: bool = True, object_store: bool = True
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def pod_fields(image: Any, *, object_store: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the init container that copies the files, and the volumes: the Secrets and the memory with the copies.
 
     Args:
         image: any image with a shell, by digest. Use the pod's own image to avoid pulling another one.
-        database: copy the login of the database.
-        object_store: copy the key of the object store.
+        object_store: copy the key of the object store too, not only the login of the database.
     """
-    secrets = [*([DATABASE_LOGIN] if database else []), *([OBJECT_STORE_LOGIN] if object_store else [])]
+    secrets = [DATABASE_LOGIN, *([OBJECT_STORE_LOGIN] if object_store else [])]
     mounts = [{"name": secret, "mountPath": f"/etc/cloister/secrets/{secret}", "readOnly": True} for secret in secrets]
     init_container = {
         "name": "credentials",
@@ -95,13 +94,15 @@ class ObjectStoreLogin:
 class Credentials(pulumi.ComponentResource):
     """The Secrets of the service's and of the jobs' namespace; each login is in one of them only.
 
+    Pods that run Ray have none of these logins but the key of the http engine's endpoints. Each job has a token of its
+    own, which the service creates (``service.adapters.rayjob_templates``).
+
     Args:
         name: logical name of the component.
         names: names of the stack.
         owner: the service's role, which owns the schema.
-        job: the jobs' role, which may execute one function.
         service_key: the service's key of the object store.
-        job_key: the jobs' key of the object store.
+        weights_key: the key that copies weights from the object store; None if the weights are elsewhere.
         http_engine_api_key: key of the http engine's endpoints; None if they require none.
         opts: options of the component.
     """
@@ -114,22 +115,18 @@ class Credentials(pulumi.ComponentResource):
         *,
         names: StackNames,
         owner: DatabaseLogin,
-        job: DatabaseLogin,
         service_key: ObjectStoreLogin,
-        job_key: ObjectStoreLogin,
+        weights_key: ObjectStoreLogin | None,
         http_engine_api_key: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("cloister:credentials:Credentials", name, None, opts)
-        contents: list[tuple[str, str, dict[str, pulumi.Input[str]]]] = []
-        for namespace, login, key in (
-            (names.service_namespace, owner, service_key),
-            (names.jobs_namespace, job, job_key),
-        ):
-            contents += [
-                (namespace, DATABASE_LOGIN, {"pgpass": login.pgpass_line()}),
-                (namespace, OBJECT_STORE_LOGIN, {"aws": key.aws_file()}),
-            ]
+        contents: list[tuple[str, str, dict[str, pulumi.Input[str]]]] = [
+            (names.service_namespace, DATABASE_LOGIN, {"pgpass": owner.pgpass_line()}),
+            (names.service_namespace, OBJECT_STORE_LOGIN, {"aws": service_key.aws_file()}),
+        ]
+        if weights_key is not None:
+            contents.append((names.jobs_namespace, WEIGHTS_LOGIN, {"aws": weights_key.aws_file()}))
         if http_engine_api_key is not None:
             api_key = {"api_key": pulumi.Output.secret(http_engine_api_key)}
             contents.append((names.jobs_namespace, HTTP_ENGINE_LOGIN, dict(api_key)))

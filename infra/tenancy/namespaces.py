@@ -1,6 +1,6 @@
 """The two namespaces of a stack, and their quotas.
 
-One namespace holds the service, the other the Ray clusters of batches. Kubernetes rejects every pod in them that
+One namespace holds the service, the other the Ray clusters of jobs. Kubernetes rejects every pod in them that
 violates the restricted profile (https://kubernetes.io/docs/concepts/security/pod-security-standards/).
 """
 

@@ -13,12 +13,13 @@ import pulumi
 from pulumi_kubernetes import meta, networking
 
 from infra.kubernetes.naming import StackNames
-from ray_job.contract.cluster import API_PORT, DEFAULT_DENY, RECONCILER_PORT
+from ray_job.contract.cluster import API_PORT, COORDINATOR_PORT, DEFAULT_DENY, RECONCILER_PORT
 
 DNS_PORT: Final = 53
 RAY_DASHBOARD_PORT: Final = 8265
 _HTTPS: Final = 443
 _CLOUDNATIVE_PG_STATUS: Final = 8000
+_SERVICE: Final = ("api", "reconciler", "coordinator", "migrations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,16 +147,20 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     if args.webhook_networks:
         webhooks = Networks(name="webhook receivers", cidrs=args.webhook_networks)
         found.append(Flow(source=reconciler, target=webhooks, ports=(_HTTPS,), why="webhooks"))
+    coordinator = pods["coordinator"]
+    leases = "leases and commits, with the job's token"
+    found.append(Flow(source=pods["ray-head"], target=coordinator, ports=(COORDINATOR_PORT,), why=leases))
     database_clients: dict[Pods, str] = {
         api: "files, batches, keys",
         reconciler: "states of batches",
+        coordinator: "leases and commits",
         pods["migrations"]: "the schema",
-        pods["ray-head"]: "progress, with a role that can do nothing else",
     }
     store_clients: dict[Pods, str] = {
         api: "uploads and downloads",
-        reconciler: "validation and results",
-        pods["ray"]: "lines in, parts out, weights",
+        reconciler: "validation, plans and results",
+        coordinator: "prompt rules of models",
+        pods["ray"]: "lines in and parts out, by URLs that expire; weights",
     }
     if args.object_store_setup:
         store_clients[args.object_store_setup] = "the bucket"
@@ -174,7 +179,7 @@ def _cluster_flows(args: NetworkArgs) -> list[Flow]:
     operator = Pods(name="KubeRay operator", namespace=args.kuberay_namespace)
     api_port = (args.kubernetes_api_port,)
     found = [
-        Flow(source=stack_pods["reconciler"], target=server, ports=api_port, why="one RayJob for each batch"),
+        Flow(source=stack_pods["reconciler"], target=server, ports=api_port, why="one RayJob for each job"),
         Flow(source=head, target=server, ports=api_port, why="Ray's autoscaler sets the number of workers"),
         Flow(source=operator, target=head, ports=(RAY_DASHBOARD_PORT,), why="submits the job and reads its status"),
         Flow(source=ray, target=ray, ports=(), why="Ray's ports, chosen at run time; they require a token"),
@@ -195,7 +200,7 @@ def _cluster_flows(args: NetworkArgs) -> list[Flow]:
         if args.has_database_backups:
             store_port = (args.object_store_port,)
             found.append(Flow(source=instances, target=args.object_store, ports=store_port, why="backups"))
-    service = [stack_pods[component] for component in ("api", "reconciler", "migrations")]
+    service = [stack_pods[component] for component in _SERVICE]
     data = [end for end in (args.database, args.object_store, args.object_store_setup) if isinstance(end, Pods)]
     dns: list[Pods | Networks] = [Pods(name="cluster DNS", namespace=args.dns_namespace)]
     if args.dns_networks:
@@ -211,9 +216,8 @@ def _cluster_flows(args: NetworkArgs) -> list[Flow]:
 def _stack_pods(args: NetworkArgs) -> dict[str, Pods]:
     """Return the pods of service and jobs by name."""
     service, jobs = args.names.service_namespace, args.names.jobs_namespace
-    components = ("api", "reconciler", "migrations")
     return {
-        **{name: Pods(name=name, namespace=service, labels=args.names.selector(name)) for name in components},
+        **{name: Pods(name=name, namespace=service, labels=args.names.selector(name)) for name in _SERVICE},
         # KubeRay sets these labels itself, so a template cannot omit them.
         "ray": Pods(name="ray", namespace=jobs, labels={"ray.io/is-ray-node": "yes"}),
         "ray-head": Pods(name="ray-head", namespace=jobs, labels={"ray.io/node-type": "head"}),

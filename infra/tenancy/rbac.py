@@ -1,8 +1,8 @@
 """Service accounts of a stack, and the one role among them.
 
-The reconciler runs batches as RayJobs, and its role allows that and nothing else. API, migrations and the pods of jobs
-have accounts without a token. No account has a cluster role. For each Ray cluster, KubeRay's operator creates an
-account for the autoscaler with a role that can read and patch pods and Ray clusters in the jobs' namespace.
+The reconciler runs jobs as RayJobs, and its role allows that and nothing else. API, coordinator, migrations and the
+pods of jobs have accounts without a token. No account has a cluster role. For each Ray cluster, KubeRay's operator
+creates an account for the autoscaler with a role that can read and patch pods and Ray clusters in the jobs' namespace.
 """
 
 from typing import Final
@@ -11,10 +11,10 @@ import pulumi
 from pulumi_kubernetes import core, meta, rbac
 
 from infra.kubernetes.naming import StackNames
-from ray_job.contract.cluster import API, LAUNCHER_RIGHTS, RECONCILER
+from ray_job.contract.cluster import API, COORDINATOR, LAUNCHER_RIGHTS, RECONCILER
 
 MIGRATIONS: Final = "migrations"
-SERVICE_ACCOUNTS: Final = (API, RECONCILER, MIGRATIONS)
+SERVICE_ACCOUNTS: Final = (API, RECONCILER, COORDINATOR, MIGRATIONS)
 
 
 class Rbac(pulumi.ComponentResource):

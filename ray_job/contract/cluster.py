@@ -17,9 +17,12 @@ API: Final = "api"
 """The name of the API's Deployment, Service, container and service account."""
 RECONCILER: Final = "reconciler"
 """The name of the reconciler's Deployment, container and service account."""
+COORDINATOR: Final = "coordinator"
+"""The name of the coordinator's Deployment, Service, container and service account."""
 API_PORT: Final = 8000
 API_SERVICE_PORT: Final = 80
 RECONCILER_PORT: Final = 8001
+COORDINATOR_PORT: Final = 8100
 
 JOB_TEMPLATES: Final = "ray-job-templates"
 """The ConfigMap with the job template of each model."""
@@ -39,8 +42,10 @@ class Right:
 
 
 LAUNCHER_RIGHTS: Final = (
-    # The launcher creates and deletes one RayJob for each attempt of a batch, and watches its state.
+    # The launcher creates and deletes one RayJob for each job, and watches its state.
     Right(group="ray.io", resource="rayjobs", verbs=("create", "get", "list", "watch", "delete")),
+    # The token of a job. The launcher can write it, but cannot read any Secret.
+    Right(group="", resource="secrets", verbs=("create", "update")),
     # Waiting pods hold the reason why a job does not start yet: a missing image, no free GPU.
     Right(group="", resource="pods", verbs=("list",)),
 )

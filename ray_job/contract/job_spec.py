@@ -1,7 +1,7 @@
 """The job spec: the input of one run of ``ray_job``, as JSON in one environment variable.
 
-It holds no secret. The job reads credentials from its environment: ``PGPASSFILE`` for Postgres, the usual variables of
-boto3 and PyArrow or the pod's identity for S3, ``CLOISTER_HTTP_ENGINE_API_KEY`` for an endpoint of the http engine.
+It holds no secret. The job reads its token (see ``ray_job.contract.leases``) and, for an endpoint of the http engine,
+``CLOISTER_HTTP_ENGINE_API_KEY`` from its environment.
 """
 
 import dataclasses
@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 ENVIRONMENT_VARIABLE: Final = "CLOISTER_JOB_SPEC"
-VERSION: Final = 1
+VERSION: Final = 2
 
 ROWS_PER_ENGINE: Final = 256
 """Another engine starts for each further this many rows: fewer are done before it is ready."""
 
 EngineKind = Literal["direct", "processor", "serve", "http"]
 ENGINE_KINDS: Final[tuple[EngineKind, ...]] = ("direct", "processor", "serve", "http")
+
+Sharing = Literal["batch", "project", "stack"]
 
 
 class JobSpecError(ValueError):
@@ -59,6 +61,8 @@ class ModelSpec:
         base_url: the endpoint of the http engine, ending in ``/v1``.
         engine_num_cpus: CPUs that one engine actor reserves in Ray.
         stage_num_cpus: CPUs that one reading, preparing or writing worker reserves in Ray.
+        sharing: whose batches share a job and its engines: none, those of a project, or all of the stack.
+        keep_warm_s: how long a job stays after its last work, in seconds.
     """
 
     id: str
@@ -75,6 +79,8 @@ class ModelSpec:
     base_url: str = ""
     engine_num_cpus: float = 1.0
     stage_num_cpus: float = 0.25
+    sharing: Sharing = "project"
+    keep_warm_s: int = 30
 
     @property
     def part_rows(self) -> int:
@@ -100,26 +106,16 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One run of ``ray_job`` over one batch.
+    """One run of ``ray_job``, which serves one model.
 
     Attributes:
-        job_id: unique per attempt, ``{batch_id}-{attempt}``; also the submission id of the Ray job.
-        batch_id: the batch.
-        attempt: from 1; the database refuses progress of an older attempt.
-        endpoint: the endpoint of every line, e.g. ``/v1/chat/completions``.
-        input_key: the object with the input file.
-        object_store: location of input and parts.
-        database_url: a libpq connection string without a password, empty for no progress reports.
-        model: the model of every line.
+        job_id: unique per run; also the submission id of the Ray job.
+        coordinator_url: where the job leases segments, e.g. ``http://coordinator:8100``.
+        model: the model.
     """
 
     job_id: str
-    batch_id: str
-    attempt: int
-    endpoint: str
-    input_key: str
-    object_store: ObjectStoreLocation
-    database_url: str
+    coordinator_url: str
     model: ModelSpec
 
     def to_json(self) -> str:
@@ -137,7 +133,6 @@ class JobSpec:
             raw = json.loads(text)
             version = raw.pop("version")
             if version == VERSION:
-                raw["object_store"] = ObjectStoreLocation(**raw["object_store"])
                 raw["model"] = ModelSpec(**raw["model"])
                 return cls(**raw)
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,13 +1,17 @@
 """Keys of the objects that cloister keeps in its object store.
 
 files/{file_id}                       an uploaded or assembled file, as the client sees it
+batches/{batch_id}/plan               the lines of a batch in the order of execution
 batches/{batch_id}/parts/{part_id}    the results of some lines of a batch
 batches/{batch_id}/prompt_rules.json  how the engine of its job counts prompts
 batches/{batch_id}/measurement.json   what its job measured
+jobs/{job_id}/prompt_rules.json       how the engine of a job counts prompts
 prompt_rules/{model_key}.json         how the engines of a model count prompts, which jobs cannot write
 """
 
 import hashlib
+import re
+import secrets
 from collections.abc import Sequence
 
 
@@ -21,6 +25,11 @@ def batch_prefix(batch_id: str) -> str:
     return f"batches/{batch_id}/"
 
 
+def plan_key(batch_id: str) -> str:
+    """Return the key of a batch's plan."""
+    return f"{batch_prefix(batch_id)}plan"
+
+
 def parts_prefix(batch_id: str) -> str:
     """Return the prefix of a batch's part objects."""
     return f"{batch_prefix(batch_id)}parts/"
@@ -29,6 +38,11 @@ def parts_prefix(batch_id: str) -> str:
 def batch_prompt_rules_key(batch_id: str) -> str:
     """Return the key of the prompt rules that a batch's job wrote."""
     return f"{batch_prefix(batch_id)}prompt_rules.json"
+
+
+def job_prompt_rules_key(job_id: str) -> str:
+    """Return the key of the prompt rules that a job wrote."""
+    return f"jobs/{job_id}/prompt_rules.json"
 
 
 def measurement_key(batch_id: str) -> str:
@@ -46,3 +60,13 @@ def part_key(batch_id: str, lines: Sequence[int]) -> str:
     ordered = sorted(lines)
     digest = hashlib.sha256(",".join(map(str, ordered)).encode()).hexdigest()
     return f"{parts_prefix(batch_id)}{ordered[0]:08d}-{len(ordered):05d}-{digest[:16]}.part"
+
+
+def new_part_key(batch_id: str, job_id: str) -> str:
+    """Return an unused key for a part object that a job writes."""
+    return f"{parts_prefix(batch_id)}{job_id}-{secrets.token_hex(8)}.part"
+
+
+def is_part_key(key: str, *, batch_id: str, job_id: str) -> bool:
+    """Return whether ``new_part_key`` can have returned a key for this batch and job."""
+    return re.fullmatch(rf"{re.escape(parts_prefix(batch_id) + job_id)}-[0-9a-f]{{16}}\.part", key) is not None

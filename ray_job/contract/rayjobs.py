@@ -1,6 +1,7 @@
 """Names and rules that the Pulumi program and the launcher share: the program renders a RayJob template for each model.
 
-A template is a complete RayJob in JSON. The launcher sets its name, two labels and the job spec only.
+A template is a complete RayJob in JSON. The launcher sets its name, one label, the job spec and the Secret with the
+job's token only.
 """
 
 import dataclasses
@@ -15,17 +16,22 @@ GROUP: Final = "ray.io"
 VERSION: Final = "v1"
 PLURAL: Final = "rayjobs"
 
-BATCH_LABEL: Final = "cloister.dev/batch"
-ATTEMPT_LABEL: Final = "cloister.dev/attempt"
+JOB_LABEL: Final = "cloister.dev/job"
+"""The id of the job."""
 MODEL_ANNOTATION: Final = "cloister.dev/model"
 FINGERPRINT_ANNOTATION: Final = "cloister.dev/model-fingerprint"
 STUCK_LIMIT_ANNOTATION: Final = "cloister.dev/stuck-limit-s"
-"""Seconds that a pod of the job may be stuck before its batch fails."""
+"""Seconds that a pod of the job may be stuck before the job fails."""
 NODE_LIMIT_ANNOTATION: Final = "cloister.dev/node-limit-s"
 """On a pod: seconds that its pool may be without a node. Absent if nodes are created on demand."""
 
 HOSTS_ANNOTATION: Final = "cloister.dev/hosts-per-engine"
 """On a GPU pod: number of pods that one engine spreads over. Absent if it is one."""
+
+TOKEN_VOLUME: Final = "job-token"  # noqa: S105 - a name
+"""The volume of the head's pod with the job's token. Its Secret has the name of the RayJob."""
+TOKEN_KEY: Final = "token"  # noqa: S105 - a name
+"""The key of that Secret, and the name of the file."""
 
 # KubeRay derives names of pods and services from it, and refuses a longer one.
 MAX_NAME_LENGTH: Final = 47
@@ -37,7 +43,7 @@ class RayJobNameError(ValueError):
 
 
 def rayjob_name(job_id: str) -> str:
-    """Return the name of a job's RayJob: ``batch_0f3c…-1`` → ``batch-0f3c…-1``.
+    """Return the name of a job's RayJob: ``job_0f3c…`` → ``job-0f3c…``.
 
     The name identifies the job: the API server accepts it once.
 

@@ -1,5 +1,8 @@
-"""The engines. Each converts a Ray Dataset of requests to a Ray Dataset of responses.
+"""The engines. Those other than ``direct`` convert a Ray Dataset of requests to a Ray Dataset of responses.
 
-requests   {line: int64, custom_id: string, url: string, body: binary}
-responses  {line: int64, custom_id: string, status_code: int64, response_body: binary}
+row        {batch_id: string, segment: int64, epoch: int64, row: int64, line: int64, custom_id: string, twins: string}
+requests   row + {url: string, body: binary}
+responses  row + {status_code: int64, response_body: binary}
+
+``twins`` is a JSON list.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.job_spec import ModelSpec
 from ray_job.engines.llm_stages import response_row, use_few_actors
 from ray_job.errors import EngineUnavailableError
 from ray_job.rows import timed_out
@@ -31,11 +31,10 @@ FIRST_PAUSE_S: Final = 0.5
 CONNECT_TIMEOUT_S: Final = 30.0
 
 
-def http_engine(spec: JobSpec, requests: "Dataset") -> "Dataset":
-    """Add the stage that posts lines to ``spec.model.base_url``."""
+def http_engine(model: ModelSpec, requests: "Dataset") -> "Dataset":
+    """Add the stage that posts lines to ``model.base_url``."""
     from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
-    model = spec.model
     config = HttpRequestProcessorConfig(
         url=model.base_url,
         batch_size=model.call_rows,

@@ -1,9 +1,11 @@
 """Settings of the stages of ``ray.data.llm`` that the processor, serve and http engines share."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ray_job.contract.job_spec import ModelSpec
+
+ROW_COLUMNS: Final = ("batch_id", "segment", "epoch", "row", "line", "custom_id", "twins")
 
 
 def use_few_actors(stage: Any, model: ModelSpec) -> None:
@@ -45,8 +47,7 @@ def engine_actor(model: ModelSpec) -> dict[str, Any]:
 def response_row(row: Mapping[str, Any], status_code: int, response_body: str | bytes) -> dict[str, Any]:
     """Return the response to a request; see ``ray_job.engines`` for the columns."""
     return {
-        "line": row["line"],
-        "custom_id": row["custom_id"],
+        **{name: row[name] for name in ROW_COLUMNS},
         "status_code": status_code,
         "response_body": response_body.encode() if isinstance(response_body, str) else response_body,
     }

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ray_job.contract.job_spec import JobSpec
+from ray_job.contract.job_spec import ModelSpec
 from ray_job.engines.engine_args import effective_engine_args
 from ray_job.engines.llm_stages import engine_actor, response_row
 from ray_job.engines.processor_rows import (
@@ -32,19 +32,18 @@ _ENDED_BY = ("stop", "stop_token_ids", "ignore_eos")
 _MODEL_DEFAULTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 
 
-def processor_engine(spec: JobSpec, requests: "Dataset") -> "Dataset":
+def processor_engine(model: ModelSpec, requests: "Dataset", *, embeds: bool) -> "Dataset":
     """Add the prompt stage, Ray's engine stage, and the stage that creates the bodies."""
     from ray.data import ActorPoolStrategy
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig
     from transformers import AutoTokenizer, GenerationConfig
 
-    model = spec.model
     arguments = effective_engine_args(model)
     del arguments["model"], arguments["served_model_name"]
     config = vLLMEngineProcessorConfig(
         model_source=model.source,
         engine_kwargs=arguments,
-        task_type="embed" if spec.endpoint == EMBEDDINGS else "generate",
+        task_type="embed" if embeds else "generate",
         batch_size=model.call_rows,
         max_concurrent_batches=model.max_concurrent_batches,
         concurrency=(model.concurrency, model.concurrency),
@@ -70,7 +69,7 @@ def processor_engine(spec: JobSpec, requests: "Dataset") -> "Dataset":
     processor = build_processor(
         config,
         preprocess=to_engine_row,
-        postprocess=functools.partial(finished_response, batch_id=spec.batch_id, model=model.id, ends=ends),
+        postprocess=functools.partial(finished_response, model=model.id, ends=ends),
         preprocess_map_kwargs=stage,
         postprocess_map_kwargs=stage,
     )

@@ -137,13 +137,12 @@ def finish(
 
 
 def finished_response(
-    row: Mapping[str, Any], *, batch_id: str, model: str, ends: EndTokens, clock: Callable[[], float] = time.time
+    row: Mapping[str, Any], *, model: str, ends: EndTokens, clock: Callable[[], float] = time.time
 ) -> dict[str, Any]:
     """Return the response to a finished row; see ``ray_job.engines`` for the columns.
 
     Args:
         row: the row after the engine, with its request.
-        batch_id: the batch of the row.
         model: the id of the model.
         ends: the tokens that end a generation of the model.
         clock: the current time in Unix seconds.
@@ -164,7 +163,7 @@ def finished_response(
         choice = {"index": 0, **answer, "logprobs": None, "finish_reason": reason, "stop_reason": stop}
         content = {"object": "chat.completion" if chat else "text_completion", "choices": [choice]}
     body = {
-        "id": line_id("req_", batch_id, int(row["line"])),
+        "id": line_id("req_", row["batch_id"], int(row["line"])),
         "created": int(clock()),
         "model": model,
         **content,

@@ -4,10 +4,10 @@ Each answer makes room for the next row, so the engine never waits for the slowe
 
 Rows that were in flight when the engine died are suspects. Most rows that end an engine do so in their first step, so
 each suspect runs that step alone, newest first; those that still waited inside the engine run last. One that ends the
-engine waits until all other rows are answered. If none of them does, they run again beside other rows. Suspects of a
-second death run in a few groups with nothing beside them. A group that ends the engine is split again, until one row is
-alone. A row that ends the engine twice while it is alone gets an error. When something else ended the engine, its rows
-run again and none of them is blamed.
+engine waits until the engine has no other row, or for a minute. If none of them does, they run again beside other rows.
+Suspects of a second death run in a few groups with nothing beside them. A group that ends the engine is split again,
+until one row is alone. A row that ends the engine twice while it is alone gets an error. When something else ended the
+engine, its rows run again and none of them is blamed.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
+from ray_job.contract.leases import SegmentRef
 from ray_job.contract.lines import error_body
 from ray_job.engines.engine_process import EngineDiedError
-from ray_job.rows import Request
+from ray_job.rows import Request, RowKey
 
 Answer = tuple[int, bytes]
 Finish = Callable[[Request, Answer], Awaitable[None]]
@@ -31,6 +32,8 @@ PROBE_TIME_S: Final = 10.0
 # Suspects are split into this many groups: 512 rows are 3 deaths away from a row alone, at most 8 runs each.
 GROUPS: Final = 8
 DEATHS_ALONE: Final = 2
+# The engine is then free of other rows when such a row ends it again, unless rows never stop coming.
+ISOLATE_WITHIN_S: Final = 60.0
 # Bodies in flight; a row larger than this is sent alone.
 MAX_BYTES: Final = 64 << 20
 
@@ -67,13 +70,14 @@ class RowWindow:
         self._sequences = sequences
         self._ahead = ahead
         self._waiting: deque[Request] = deque()
-        self._in_flight: dict[int, Request] = {}
-        self._suspected: set[int] = set()
+        self._in_flight: dict[RowKey, Request] = {}
+        self._asking: dict[RowKey, asyncio.Task[None]] = {}
+        self._suspected: set[RowKey] = set()
         self._ended_engine: list[Request] = []
+        self._isolate_at_s = math.inf
         self._bytes = 0
         self._died = False  # while rows were in flight
         self._dead = False
-        self._closed = False
         self._changed = asyncio.Condition()
 
     async def add(self, requests: Sequence[Request]) -> None:
@@ -83,33 +87,41 @@ class RowWindow:
             self._changed.notify_all()
             await self._changed.wait_for(lambda: len(self._waiting) < self._ahead)
 
-    async def close(self) -> None:
-        """Let ``run`` return when all rows are answered."""
+    async def drop(self, segments: Collection[SegmentRef]) -> None:
+        """Forget the rows of some segments. Those in flight are cancelled in the engine."""
         async with self._changed:
-            self._closed = True
+            self._waiting = deque(each for each in self._waiting if each.segment not in segments)
+            self._ended_engine = [each for each in self._ended_engine if each.segment not in segments]
+            for key, request in list(self._in_flight.items()):
+                if request.segment in segments:
+                    del self._in_flight[key]
+                    self._asking[key].cancel()
             self._changed.notify_all()
 
     async def run(self) -> None:
-        """Answer rows until the window is closed.
+        """Answer rows until the task is cancelled.
 
         Raises:
             EngineUnavailableError: the engine did not start again.
         """
         try:
-            while suspects := await self._answer_waiting():
-                await self._retry(suspects)
-            for request in self._ended_engine:
-                await self._isolate([request], deaths=1)
+            while True:
+                if suspects := await self._answer_waiting():
+                    await self._retry(suspects)
+                    continue
+                isolated, self._ended_engine, self._isolate_at_s = self._ended_engine, [], math.inf
+                for request in isolated:
+                    await self._isolate([request], deaths=1)
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
 
     async def _answer_waiting(self) -> list[Request]:
-        """Answer the rows that wait. Return when all are answered, or with the suspects when the engine has died."""
+        """Answer the rows that wait. Return the suspects when the engine has died, and none when a row is isolated."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 async with self._changed:
                     await self._changed.wait_for(self._can_proceed)
-                    if self._died or not self._waiting:
+                    if self._died or not self._waiting or time.monotonic() > self._isolate_at_s:
                         break
                     request = self._waiting.popleft()
                     self._changed.notify_all()
@@ -118,15 +130,17 @@ class RowWindow:
         return self._take_unanswered()
 
     def _can_proceed(self) -> bool:
-        if self._died or not self._waiting:
-            return self._died or self._closed
+        if self._died or time.monotonic() > self._isolate_at_s:
+            return True
+        if not self._waiting:
+            return bool(self._ended_engine) and not self._in_flight
         fits = self._bytes + len(self._waiting[0].body) <= MAX_BYTES
         return not self._in_flight or (fits and len(self._in_flight) < self._rows)
 
     async def _retry(self, suspects: Sequence[Request]) -> None:
         """Find the row that ended the engine, or let the suspects wait again."""
-        new = [request for request in suspects if request.line not in self._suspected]
-        self._suspected.update(request.line for request in new)
+        new = [request for request in suspects if request.key not in self._suspected]
+        self._suspected.update(request.key for request in new)
         await self._start_engine()
         deadline = time.monotonic() + PROBE_TIME_S
         waited = max(0, len(suspects) - self._sequences)
@@ -135,6 +149,7 @@ class RowWindow:
                 break
             if await self._run_alone([replace(request, body=first_step(request))], _discard):
                 self._ended_engine.append(request)
+                self._isolate_at_s = min(self._isolate_at_s, time.monotonic() + ISOLATE_WITHIN_S)
                 suspects = [each for each in suspects if each is not request]
                 break
         else:
@@ -178,19 +193,21 @@ class RowWindow:
         return self._take_unanswered()
 
     def _send(self, request: Request, finish: Finish, tasks: asyncio.TaskGroup) -> None:
-        self._in_flight[request.line] = request
+        self._in_flight[request.key] = request
         self._bytes += len(request.body)
-        tasks.create_task(self._ask(request, finish))
+        self._asking[request.key] = tasks.create_task(self._ask(request, finish))
 
     async def _ask(self, request: Request, finish: Finish) -> None:
         try:
             await finish(request, await self._engine.ask(request))
-            del self._in_flight[request.line]
+            self._in_flight.pop(request.key, None)
         except EngineDiedError:
             self._died = True
-        async with self._changed:
-            self._bytes -= len(request.body)
-            self._changed.notify_all()
+        finally:
+            del self._asking[request.key]
+            async with self._changed:
+                self._bytes -= len(request.body)
+                self._changed.notify_all()
 
     async def _start_engine(self) -> None:
         """Start the engine again if it has died."""

@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Final
 
-from ray_job.contract.job_spec import JobSpec, ModelSpec
+from ray_job.contract.job_spec import ModelSpec
 from ray_job.engines.engine_args import server_args
 from ray_job.engines.llm_stages import engine_actor, response_row, use_few_actors
 from ray_job.errors import EngineUnavailableError
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 DEPLOYMENT_PREFIX: Final = "engine:"
 
 
-def serve_engine(spec: JobSpec, requests: "Dataset") -> "Dataset":
+def serve_engine(model: ModelSpec, requests: "Dataset") -> "Dataset":
     """Deploy the model unless it is running, and add the stage that sends rows to it."""
     from ray.data.llm import ServeDeploymentProcessorConfig, build_processor
 
-    model = spec.model
     name = deploy(model)
     config = ServeDeploymentProcessorConfig(
         deployment_name=DEPLOYMENT_PREFIX + name,

@@ -1,56 +1,89 @@
-"""The positions of a batch's plan that each engine still has to run."""
+"""The leased rows that were not sent to an engine yet, in one share per engine."""
 
-import heapq
-import itertools
-import math
-from array import array
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+
+from ray_job.contract.leases import SegmentRef
+from ray_job.rows import LeasedRow
+
+
+class _Share:
+    """Rows for one engine, in the order in which they are sent."""
+
+    def __init__(self) -> None:
+        self.rows: deque[LeasedRow] = deque()
+        self.tokens = 0.0
+        self.batches: Counter[str] = Counter()
+
+    def append(self, row: LeasedRow) -> None:
+        self.rows.append(row)
+        self.tokens += row.tokens
+        self.batches[row.segment.batch_id] += 1
+
+    def pop_first(self) -> LeasedRow:
+        return self._removed(self.rows.popleft())
+
+    def pop_last(self) -> LeasedRow:
+        return self._removed(self.rows.pop())
+
+    def _removed(self, row: LeasedRow) -> LeasedRow:
+        self.tokens -= row.tokens
+        self.batches[row.segment.batch_id] -= 1
+        if not self.batches[row.segment.batch_id]:
+            del self.batches[row.segment.batch_id]
+        return row
 
 
 class Shares:
-    """One share of the plan per engine. The rows of a group share a prefix, and meet in one engine's cache.
+    """One share of the leased rows per engine. A segment's rows share prefixes, and meet in one engine's cache.
 
-    Each group goes to the engine whose share costs least so far, so all engines begin with long rows and end with short
-    ones. A group that costs more than an engine's part of the batch is cut.
-
-    An engine whose share is empty takes rows from the end of the largest one: half of them if that share's engine does
-    not work yet, else as many as make the rows that both have left equal.
-
-    Args:
-        costs: the cost of each row of the plan.
-        group_starts: positions of the plan at which a group begins, ascending from 0.
-        engines: the number of engines.
+    Each segment goes to the engine with the fewest tokens left to send, among those that work if there are any. An
+    engine whose share is empty takes rows from the end of the largest one: half of them if that share's engine does not
+    work yet, else as many as make the rows that both have left equal.
     """
 
-    def __init__(self, costs: Sequence[int], group_starts: Sequence[int], engines: int) -> None:
-        total = [0, *itertools.accumulate(cost + 1 for cost in costs)]
-        part = total[-1] / engines
-        self._shares = [array("Q") for _ in range(engines)]
-        loads = [(0, engine) for engine in range(engines)]
-        for start, end in itertools.pairwise([*group_starts, len(costs)]):
-            pieces = math.ceil((total[end] - total[start]) / part)
-            bounds = [start + (end - start) * piece // pieces for piece in range(pieces + 1)]
-            for first, last in itertools.pairwise(bounds):
-                load, engine = loads[0]
-                heapq.heapreplace(loads, (load + total[last] - total[first], engine))
-                self._shares[engine].extend(range(first, last))
-        for share in self._shares:
-            share.reverse()  # rows are taken from its end
-        self._returned: deque[int] = deque()
+    def __init__(self) -> None:
+        self._shares: dict[int, _Share] = {}
         self._working: set[int] = set()
+        self._returned: deque[LeasedRow] = deque()
+
+    def add_engine(self, engine: int) -> None:
+        """Add the share of an engine, which does not work yet."""
+        self._shares[engine] = _Share()
+
+    def remove_engine(self, engine: int) -> None:
+        """Remove the share of an engine. The next engine that asks takes its rows."""
+        self._returned.extend(self._shares.pop(engine).rows)
+        self._working.discard(engine)
 
     @property
-    def left(self) -> bool:
-        """Whether any row is left to begin."""
-        return bool(self._returned) or any(self._shares)
+    def left(self) -> int:
+        """The rows that were not sent."""
+        return len(self._returned) + sum(len(share.rows) for share in self._shares.values())
 
-    def take(self, engine: int, in_flight: int) -> int | None:
-        """Return the next position for an engine.
+    @property
+    def tokens(self) -> float:
+        """About how many tokens these rows take."""
+        return sum(row.tokens for row in self._returned) + sum(share.tokens for share in self._shares.values())
+
+    def has_batch(self, engine: int, batch_id: str) -> bool:
+        """Return whether rows of a batch are left in the share of an engine."""
+        return batch_id in self._shares[engine].batches
+
+    def deal(self, rows: Sequence[LeasedRow]) -> None:
+        """Add the rows of a segment."""
+        share = min((self._shares[each] for each in self._working or self._shares), key=lambda each: each.tokens)
+        for row in rows:
+            share.append(row)
+
+    def take(self, engine: int, in_flight: int, *, can_lease: bool) -> LeasedRow | None:
+        """Return the next row for an engine, which works from now on.
 
         Args:
             engine: its number.
             in_flight: the rows that it has begun and not finished.
+            can_lease: whether further segments can be leased. Only an engine with nothing in flight then takes rows
+                from another share.
 
         Returns:
             None if no row is left for it now.
@@ -58,16 +91,31 @@ class Shares:
         self._working.add(engine)
         if self._returned:
             return self._returned.popleft()
-        if not self._shares[engine]:
-            other = max(range(len(self._shares)), key=lambda each: len(self._shares[each]))
-            share = self._shares[other]
-            moved = (len(share) - (in_flight if other in self._working else 0) + 1) // 2
-            if moved < 1:
-                return None
-            self._shares[engine], self._shares[other] = share[:moved], share[moved:]
-        return self._shares[engine].pop()
+        share = self._shares[engine]
+        if not share.rows and not (can_lease and in_flight):
+            number = max(self._shares, key=lambda each: len(self._shares[each].rows))
+            other = self._shares[number]
+            moved = (len(other.rows) - (in_flight if number in self._working else 0) + 1) // 2
+            for row in reversed([other.pop_last() for _ in range(moved)]):
+                share.append(row)
+        return share.pop_first() if share.rows else None
 
-    def give_back(self, engine: int, positions: Iterable[int]) -> None:
-        """Return the positions that an engine did not finish when it ended. The next engine that asks takes them."""
+    def give_back(self, engine: int, rows: Iterable[LeasedRow]) -> None:
+        """Return the rows that an engine did not finish when it ended. The next engine that asks takes them."""
         self._working.discard(engine)
-        self._returned.extend(positions)
+        self._returned.extend(rows)
+
+    def drop(self, segments: Collection[SegmentRef]) -> list[LeasedRow]:
+        """Remove the rows of some segments, and return them."""
+        dropped = [row for row in self._returned if row.segment in segments]
+        self._returned = deque(row for row in self._returned if row.segment not in segments)
+        for engine, share in self._shares.items():
+            if not any(row.segment in segments for row in share.rows):
+                continue
+            kept = self._shares[engine] = _Share()
+            for row in share.rows:
+                if row.segment in segments:
+                    dropped.append(row)
+                else:
+                    kept.append(row)
+        return dropped

@@ -1,7 +1,8 @@
 """Runs each job as a RayJob of KubeRay, which creates a Ray cluster for the job and deletes it afterwards.
 
-The name of a RayJob is derived from the job's id, and the API server accepts a name once. So an attempt never has two
-RayJobs, however often it is launched and whenever this process dies.
+The name of a RayJob is derived from the job's id, and the API server accepts a name once. So a job never has two
+RayJobs, however often it is launched and whenever this process dies. Its token is in a Secret of the same name, which
+the RayJob owns; the head's pod waits for it.
 """
 
 import time
@@ -17,7 +18,7 @@ import structlog
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.rayjobs import RayJobNameError, rayjob_name
 from service.adapters.rayjob_status import Place, RayJobView, job_status, place_of, waiting_pods
-from service.adapters.rayjob_templates import Template, rayjob
+from service.adapters.rayjob_templates import Template, rayjob, token_secret
 from service.adapters.rayjob_watch import RayJobWatch
 from service.adapters.rayjobs_api import RayJobsApi
 from service.errors import LauncherError
@@ -76,15 +77,20 @@ class KubeRayLauncher:
             "the operator of this stack can add such a pool and deploy again"
         )
 
-    def launch(self, spec: JobSpec) -> None:
-        """See ``service.ports.Launcher.launch``."""
+    def launch(self, spec: JobSpec, token: str) -> None:
+        """See ``service.ports.Launcher.launch``. A repeated launch replaces the token in the job's Secret."""
         template = self._templates.get(spec.model.id)
         if template is None:
             raise LauncherError(f"cannot launch {spec.job_id}: {spec.model.id}: {self.refusal(spec.model)}")
         name = _rayjob_name(spec.job_id)
         self._watch.expect(name)
-        if not self._api.create(rayjob(template, spec)):
+        created = self._api.create(rayjob(template, spec))
+        if created is None:
             logger.info("rayjob.exists", job_id=spec.job_id)
+            created = self._api.get(name)
+            if created is None:
+                raise LauncherError(f"cannot launch {spec.job_id}: its RayJob was deleted meanwhile; launch it again")
+        self._api.put_secret(token_secret(created, token))
 
     def status(self, job_id: str) -> JobStatus:
         """See ``service.ports.Launcher.status``."""

@@ -19,12 +19,14 @@ class MemoryLauncher:
 
     Attributes:
         launched: the specs of all jobs, in the order of their launch.
+        tokens: the token of each job, by its id.
         is_reachable: set it to False to make every call fail.
         refusals: why jobs of a model are refused, by the model's id.
     """
 
     def __init__(self, work: Work = lambda _: JobStatus(state=JobState.RUNNING)) -> None:
         self.launched: list[JobSpec] = []
+        self.tokens: dict[str, str] = {}
         self.is_reachable = True
         self.refusals: dict[str, str] = {}
         self._work = work
@@ -36,13 +38,14 @@ class MemoryLauncher:
         self._check()
         return self.refusals.get(model.id, "")
 
-    def launch(self, spec: JobSpec) -> None:
+    def launch(self, spec: JobSpec, token: str) -> None:
         """See ``service.ports.Launcher.launch``."""
         self._check()
         with self._lock:
             if spec.job_id in self._jobs:
                 return
             self.launched.append(spec)
+            self.tokens[spec.job_id] = token
             self._jobs[spec.job_id] = self._work(spec)
 
     def status(self, job_id: str) -> JobStatus:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from threading import Lock
+from urllib.parse import quote
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.adapters.directory_object_store import check_key
@@ -48,6 +49,16 @@ class MemoryObjectStore:
         check_key(key)
         with self._lock:
             self._objects.pop(key, None)
+
+    def read_url(self, key: str, *, expires_s: int) -> str:
+        """Return ``memory:///`` and the quoted key, which only tests can read."""
+        del expires_s
+        check_key(key)
+        return f"memory:///{quote(key)}"
+
+    def write_url(self, key: str, *, expires_s: int) -> str:
+        """Return ``memory:///`` and the quoted key, which only tests can write."""
+        return self.read_url(key, expires_s=expires_s)
 
     def location(self) -> ObjectStoreLocation:
         """Return a directory that does not exist: the objects are in this process only."""

@@ -3,17 +3,12 @@
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
 from service.adapters.ray_jobs_launcher import RayJobsLauncher
 from service.errors import SettingsError
 from service.model_catalogue import Catalogue
 from service.ports import Launcher
 from service.settings import Settings
-
-# Jobs on an existing Ray cluster find the password of their database role in this file. A RayJob's template sets its
-# value itself.
-_PASSED_ON: Final = ("PGPASSFILE",)
 
 
 @contextlib.contextmanager
@@ -47,8 +42,5 @@ def open_launcher(settings: Settings, catalogue: Catalogue, environment: Mapping
         token = Path(token_path).read_text().strip() if token_path else ""
     except OSError as error:
         raise SettingsError(f"RAY_AUTH_TOKEN_PATH: cannot read {token_path}: {error.strerror}") from error
-    passed_on = {name: environment[name] for name in _PASSED_ON if name in environment}
-    with RayJobsLauncher(
-        settings.ray_address, entrypoint=settings.job_entrypoint, environment=passed_on, token=token
-    ) as ray_jobs:
+    with RayJobsLauncher(settings.ray_address, entrypoint=settings.job_entrypoint, token=token) as ray_jobs:
         yield ray_jobs

@@ -4,7 +4,6 @@ Source of the routes and fields: https://docs.ray.io/en/latest/cluster/running-a
 """
 
 import re
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -13,6 +12,7 @@ import httpx
 
 from ray_job.contract.exit_codes import EXIT_NO_MODEL
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, ModelSpec
+from ray_job.contract.leases import TOKEN_VARIABLE
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus
 
@@ -38,24 +38,17 @@ _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f
 class RayJobsLauncher:
     """Launches ``ray_job`` on an existing Ray cluster. Use it as a context manager.
 
+    A job's spec and token are variables of its runtime environment, so all who can use Ray's dashboard can read them.
+
     Args:
         address: the HTTP address of Ray's dashboard, e.g. ``http://127.0.0.1:8265``.
         entrypoint: the shell command of a job.
-        environment: variables that each job gets besides its spec. They are visible in Ray's dashboard.
         token: Ray's authentication token; empty for a Ray without token authentication.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        entrypoint: str,
-        environment: Mapping[str, str] | None = None,
-        token: str = "",
-    ) -> None:
+    def __init__(self, address: str, *, entrypoint: str, token: str = "") -> None:
         self._address = address
         self._entrypoint = entrypoint
-        self._environment = dict(environment or {})
         # Ignores proxies of the environment: the cluster is in the same network, and the job spec must not leave it.
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = httpx.Client(base_url=address, timeout=TIMEOUT_S, trust_env=False, headers=headers)
@@ -72,14 +65,14 @@ class RayJobsLauncher:
         """See ``service.ports.Launcher.refusal``. Ray reports the nodes that it has, not those that it could get."""
         return ""
 
-    def launch(self, spec: JobSpec) -> None:
-        """See ``service.ports.Launcher.launch``."""
+    def launch(self, spec: JobSpec, token: str) -> None:
+        """See ``service.ports.Launcher.launch``. A repeated launch does not change the token."""
         request = {
             "submission_id": spec.job_id,
             "entrypoint": self._entrypoint,
             "entrypoint_num_cpus": ENTRYPOINT_NUM_CPUS,
-            "runtime_env": {"env_vars": {**self._environment, ENVIRONMENT_VARIABLE: spec.to_json()}},
-            "metadata": {"batch_id": spec.batch_id, "attempt": str(spec.attempt)},
+            "runtime_env": {"env_vars": {ENVIRONMENT_VARIABLE: spec.to_json(), TOKEN_VARIABLE: token}},
+            "metadata": {"model": spec.model.id},
         }
         response = self._request("POST", "", json=request)
         # For an id that it knows, Ray answers with the same status as for any other error.

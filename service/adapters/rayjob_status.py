@@ -137,8 +137,6 @@ def job_status(view: RayJobView, waiting: str, *, is_stuck: bool = False, is_wor
                 case "PreRunningDeadlineExceeded":
                     why = view.cluster_problem or waiting or "its pods did not become ready; inspect them with kubectl"
                     problem = f"the Ray cluster was not ready within {view.start_limit_s} s: {why}"
-                case "DeadlineExceeded":
-                    problem = "the job ran longer than its time limit, jobs.deadline_h of the stack"
                 case _:
                     reason = f"KubeRay gave up the RayJob: {view.reason or 'no reason given'}"
                     problem = last_words(view.message) or reason

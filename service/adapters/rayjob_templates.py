@@ -1,4 +1,4 @@
-"""Reads the RayJob templates that were deployed with the model catalogue, and completes one for a job."""
+"""Reads the RayJob templates that were deployed with the model catalogue, and renders the objects of one job."""
 
 import copy
 import json
@@ -10,10 +10,11 @@ import structlog
 
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec
 from ray_job.contract.rayjobs import (
-    ATTEMPT_LABEL,
-    BATCH_LABEL,
     FINGERPRINT_ANNOTATION,
     GROUP,
+    JOB_LABEL,
+    TOKEN_KEY,
+    TOKEN_VOLUME,
     VERSION,
     model_fingerprint,
     rayjob_name,
@@ -62,9 +63,13 @@ def load_templates(directory: Path, catalogue: Catalogue, *, namespace: str) -> 
         if (metadata.get("annotations") or {}).get(FINGERPRINT_ANNOTATION) != model_fingerprint(model.spec):
             problems.append(f"{path}: was rendered for another version of the model {model.id!r}")
         try:
-            _head_container(template)
+            head = _head_pod(template)
+            head["containers"][0]
         except (KeyError, IndexError, TypeError):
             problems.append(f"{path}: has no container for the Ray head")
+        else:
+            if not _token_volumes(head):
+                problems.append(f"{path}: the pod of the Ray head has no Secret volume {TOKEN_VOLUME}")
     if catalogue and not templates and not problems:
         problems.append(f"{directory}: has no template of any model")
     if problems:
@@ -76,22 +81,47 @@ def load_templates(directory: Path, catalogue: Catalogue, *, namespace: str) -> 
 
 
 def rayjob(template: Template, spec: JobSpec) -> dict[str, Any]:
-    """Return the RayJob of a job: the template with a name, the labels of the batch and the job spec."""
+    """Return the RayJob of a job: the template with its name, label, job spec and the name of its token's Secret."""
     body = copy.deepcopy(dict(template))
     metadata = body["metadata"]
     metadata["name"] = rayjob_name(spec.job_id)
-    metadata["labels"] = {
-        **(metadata.get("labels") or {}),
-        BATCH_LABEL: spec.batch_id,
-        ATTEMPT_LABEL: str(spec.attempt),
-    }
-    head = _head_container(body)
-    others = [variable for variable in head.get("env") or () if variable["name"] != ENVIRONMENT_VARIABLE]
-    head["env"] = [*others, {"name": ENVIRONMENT_VARIABLE, "value": spec.to_json()}]
+    metadata["labels"] = {**(metadata.get("labels") or {}), JOB_LABEL: spec.job_id}
+    head = _head_pod(body)
+    container = head["containers"][0]  # KubeRay runs Ray in the first one
+    others = [variable for variable in container.get("env") or () if variable["name"] != ENVIRONMENT_VARIABLE]
+    container["env"] = [*others, {"name": ENVIRONMENT_VARIABLE, "value": spec.to_json()}]
+    for volume in _token_volumes(head):
+        volume["secret"]["secretName"] = metadata["name"]
     return body
 
 
-def _head_container(template: Template) -> dict[str, Any]:
-    # KubeRay runs Ray in the first container.
-    head: dict[str, Any] = template["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+def token_secret(created: Mapping[str, Any], token: str) -> dict[str, Any]:
+    """Return the Secret with the token of a job. Kubernetes deletes it with the RayJob, which owns it.
+
+    Args:
+        created: the RayJob as the API server returned it.
+        token: the token of its job.
+    """
+    metadata = created["metadata"]
+    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "RayJob", "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "labels": dict(metadata.get("labels") or {}),
+            "ownerReferences": [owner],
+        },
+        "type": "Opaque",
+        "stringData": {TOKEN_KEY: token},
+    }
+
+
+def _head_pod(template: Template) -> dict[str, Any]:
+    head: dict[str, Any] = template["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     return head
+
+
+def _token_volumes(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [volume for volume in pod.get("volumes") or () if volume["name"] == TOKEN_VOLUME and "secret" in volume]

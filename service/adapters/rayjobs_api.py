@@ -1,4 +1,4 @@
-"""The requests to the Kubernetes API that running batches as RayJobs needs, through the official client.
+"""The requests to the Kubernetes API that running jobs as RayJobs needs, through the official client.
 
 Each error of the client becomes a ``LauncherError`` with the attempted request and the API server's message.
 """
@@ -73,7 +73,7 @@ def open_client(kubeconfig: Path | None) -> client.ApiClient:
 
 
 class RayJobsApi:
-    """RayJobs and pods of one namespace. Safe to use from several threads.
+    """RayJobs, their Secrets and pods in one namespace. Safe to use from several threads.
 
     Every method raises ``KubernetesApiError`` when the API server refuses the request, and ``LauncherError`` when it
     cannot be reached.
@@ -84,28 +84,40 @@ class RayJobsApi:
         self._host: str = api.configuration.host
         self._namespace = namespace
         self._objects = client.CustomObjectsApi(api)
-        self._pods = client.CoreV1Api(api)
+        self._core = client.CoreV1Api(api)
         self._kind: dict[str, Any] = {"group": GROUP, "version": VERSION, "namespace": namespace, "plural": PLURAL}
 
-    def create(self, body: dict[str, Any]) -> bool:
-        """Create a RayJob; return False if one of that name exists.
+    def create(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Create a RayJob and return it as it was stored; return None if one of that name exists.
 
         Raises:
             LaunchRefusedError: the API server, or a policy of the cluster, refuses the RayJob as it is.
         """
         try:
-            self._request(
+            return self._request(
                 f"create the RayJob {body['metadata']['name']}",
                 self._objects.create_namespaced_custom_object,
                 body=body,
             )
         except KubernetesApiError as error:
             if error.status == CONFLICT:
-                return False
+                return None
             if error.status in REFUSALS and _QUOTA not in str(error):
                 raise LaunchRefusedError(str(error)) from error
             raise
-        return True
+
+    def put_secret(self, body: dict[str, Any]) -> None:
+        """Create a Secret, or replace the one of that name."""
+        name = body["metadata"]["name"]
+        secret: Any = body  # the client accepts plain objects too
+        try:
+            with self._translated(f"create the Secret {name}"):
+                self._core.create_namespaced_secret(self._namespace, secret, _request_timeout=TIMEOUT_S)
+        except KubernetesApiError as error:
+            if error.status != CONFLICT:
+                raise
+            with self._translated(f"replace the Secret {name}"):
+                self._core.replace_namespaced_secret(name, self._namespace, secret, _request_timeout=TIMEOUT_S)
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Return the current RayJob; None if it does not exist."""
@@ -160,7 +172,7 @@ class RayJobsApi:
     def pods(self, phase: str) -> list[dict[str, Any]]:
         """Return the pods of all Ray clusters in a phase such as ``Pending``."""
         with self._translated(f"list the pods of {self._namespace}"):
-            pods = self._pods.list_namespaced_pod(
+            pods = self._core.list_namespaced_pod(
                 self._namespace,
                 label_selector=_RAY_PODS,
                 field_selector=f"status.phase={phase}",
@@ -182,7 +194,7 @@ class RayJobsApi:
         try:
             yield
         except ApiException as error:
-            # Only the API server's message: the request contains the job spec.
+            # Only the API server's message: the request contains the job spec or the token.
             try:
                 message = json.loads(error.body or "")["message"]
             except (ValueError, TypeError, KeyError):

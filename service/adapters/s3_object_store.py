@@ -53,11 +53,16 @@ class S3ObjectStore:
             config=Config(
                 connect_timeout=5,
                 read_timeout=60,
+                # Presigned URLs would have the older signature otherwise, which some servers and regions refuse.
+                signature_version="s3v4",
                 retries={"mode": "standard", "total_max_attempts": 4},
                 # S3-compatible servers may not support AWS's trailing checksums, or buckets as host names.
                 request_checksum_calculation="when_required" if own_endpoint else "when_supported",
                 response_checksum_validation="when_required" if own_endpoint else "when_supported",
-                s3={"addressing_style": "path" if own_endpoint else "auto"},
+                # Presigned URLs name the host of the region only in these two styles: the style auto signs for the
+                # global host, which redirects, and which VPC endpoints do not reach. Certificates of the virtual
+                # hosts do not cover names with dots.
+                s3={"addressing_style": "path" if own_endpoint or "." in location.bucket else "virtual"},
             ),
         )
         self._bucket = location.bucket
@@ -148,6 +153,22 @@ class S3ObjectStore:
         check_key(key)
         with _translated(f"delete the object {key!r}"):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
+
+    def read_url(self, key: str, *, expires_s: int) -> str:
+        """Return a presigned URL for GET. It ends earlier if the credentials of this process do."""
+        check_key(key)
+        return self._presigned("get_object", key, expires_s)
+
+    def write_url(self, key: str, *, expires_s: int) -> str:
+        """Return a presigned URL for PUT. It ends earlier if the credentials of this process do."""
+        check_key(key)
+        return self._presigned("put_object", key, expires_s)
+
+    def _presigned(self, operation: str, key: str, expires_s: int) -> str:
+        with _translated(f"sign a URL of the object {key!r}"):
+            return self._client.generate_presigned_url(
+                operation, Params={"Bucket": self._bucket, "Key": self._prefix + key}, ExpiresIn=expires_s
+            )
 
     def location(self) -> ObjectStoreLocation:
         """Return the bucket and prefix."""

@@ -47,11 +47,11 @@ class Extension(Answer):
     """cloister's fields of a batch beyond OpenAI's object. An unknown value is null."""
 
     priority: int
-    """Of the batches of a project, those with the highest priority are launched first."""
+    """Of the batches of a project, those with the highest priority run first."""
     paused_at: int | None
     """When the batch was paused, in Unix seconds; null unless it is paused."""
     queue_position: int | None
-    """1 is launched next; null unless the batch waits for the launch of its job."""
+    """Of the job that will run the batch: 1 is launched next. Null unless that job waits for its launch."""
     rate_rows_per_second: float | None
     """Finished requests per second, over about the last minute."""
     eta_seconds: int | None
@@ -63,16 +63,16 @@ class Extension(Answer):
     `medium` while it fits, else `high`. Without a rate: by the remaining share of the completion window, more than a
     half and more than a tenth. Null unless the batch is validating or in progress."""
     gpu_seconds: float
-    """GPUs multiplied by the seconds for which jobs of the batch reserved them."""
+    """GPUs multiplied by the seconds for which jobs reserved them, split between the batches of a job by tokens."""
     input_tokens: int
     """Tokens of the prompts that were answered so far."""
     cached_tokens: int
     """How many of them engines found in their prefix cache, and did not compute again."""
     enqueued_tokens: int
     """Estimated tokens of the input, which count towards the limit of the project."""
-    attempt: int
-    """The number of the newest job; 0 before the first."""
-    failed_attempts: int
+    job_id: str | None
+    """The job that runs the batch; null before it is created, after it ended, and while the batch is paused."""
+    failed_jobs: int
     """Jobs that failed in a row without a new result."""
     last_job_message: str | None
     """Why the last failed job failed."""
@@ -82,7 +82,7 @@ class Extension(Answer):
     @classmethod
     def from_row(cls, row: RetrievedBatchRow) -> Self:
         """Return the extension of a batch at the database's time, which also wrote the times it is compared with."""
-        now, since = row.now, row.job_running_since
+        now = row.now
         rate, eta = rate_and_eta(row, now)
         left_s = (row.expires_at - now).total_seconds()
         window_s = (row.expires_at - row.created_at).total_seconds()
@@ -90,7 +90,6 @@ class Extension(Answer):
         if eta is not None:
             is_low, is_medium = eta <= left_s * _LOW_SHARE, eta <= left_s
         risk: Literal["low", "medium", "high"] = "low" if is_low else "medium" if is_medium else "high"
-        running_s = 0.0 if since is None else max(0.0, (now - since).total_seconds())
         return cls(
             priority=row.priority,
             paused_at=unix_seconds(row.paused_at) if row.status in RUNNABLE else None,
@@ -99,13 +98,12 @@ class Extension(Answer):
             eta_seconds=None if eta is None else round(eta),
             estimated_completion_at=None if eta is None else int((now + timedelta(seconds=eta)).timestamp()),
             deadline_risk=risk if row.status in RUNNABLE else None,
-            # Of the jobs that ended, and of the running one.
-            gpu_seconds=round(row.gpu_seconds + row.gpus * running_s, 1),
+            gpu_seconds=round(row.gpu_seconds, 1),
             input_tokens=row.input_tokens,
             cached_tokens=row.cached_tokens,
             enqueued_tokens=row.enqueued_tokens,
-            attempt=row.attempt,
-            failed_attempts=row.failed_attempts,
+            job_id=row.job_id,
+            failed_jobs=row.failed_jobs,
             last_job_message=row.last_job_message,
             estimate=None
             if row.estimate is None

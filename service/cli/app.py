@@ -15,11 +15,12 @@ from service.cli.doctor import doctor
 from service.cli.options import DEFAULT_DATA_DIR, DataDir
 from service.cli.results import results
 from service.cli.submit import submit, validate
+from service.cli.top import top
 from service.client.exit_codes import EPILOG, CommandError, ExitCode
 from service.errors import CloisterError
 
 app = typer.Typer(help="A private, OpenAI-compatible LLM batch stack.", no_args_is_help=True, add_completion=False)
-for command in (validate, submit, status, watch, results, pause, resume, cancel):
+for command in (validate, submit, status, watch, top, results, pause, resume, cancel):
     app.command(epilog=EPILOG)(command)
 
 
@@ -34,21 +35,34 @@ def local(
         list[str] | None,
         typer.Option(help="An engine argument of vLLM as key=value, e.g. max_model_len=4096. May be repeated."),
     ] = None,
+    keep_warm: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How long engines stay ready after their last work; 600 by default."
+        ),
+    ] = None,
     models: Annotated[Path | None, typer.Option(help="A model catalogue (models.yaml) instead of --model.")] = None,
 ) -> None:
-    """Run API, reconciler, Postgres and Ray on this machine, in the foreground.
+    """Run API, reconciler, coordinator, Postgres and Ray on this machine, in the foreground.
 
     Without --model and --models, the command uses the catalogue in the data directory. The first
     time, it creates a small demo model with random weights.
     """
-    from service.local.models import ModelOptions
+    from service.local.models import KEEP_WARM_S, ModelOptions
     from service.local.stack import run_local
 
-    if models is not None and (model or model_id or engine_arg):
-        raise typer.BadParameter("--models replaces --model, --model-id and --engine-arg: leave these out")
-    if not model and (model_id or engine_arg) and (data_dir / "models.yaml").exists():
-        raise typer.BadParameter("--model-id and --engine-arg describe a model: give --model too")
-    options = ModelOptions(source=model, model_id=model_id, engine_args=tuple(engine_arg or ()), models_file=models)
+    describes_model = bool(model_id or engine_arg or keep_warm is not None)
+    if models is not None and (model or describes_model):
+        raise typer.BadParameter("--models replaces --model, --model-id, --engine-arg and --keep-warm: leave these out")
+    if not model and describes_model and (data_dir / "models.yaml").exists():
+        raise typer.BadParameter("--model-id, --engine-arg and --keep-warm describe a model: give --model too")
+    options = ModelOptions(
+        source=model,
+        model_id=model_id,
+        engine_args=tuple(engine_arg or ()),
+        keep_warm_s=KEEP_WARM_S if keep_warm is None else keep_warm,
+        models_file=models,
+    )
     run_local(port=port, data_dir=data_dir, options=options, report=lambda line: print(line, flush=True))
 
 

@@ -123,7 +123,7 @@ def pause(
     as_json: Annotated[bool, typer.Option("--json", help="Print the Batch object and nothing else.")] = False,
     data_dir: ClientDataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Stop the job of a batch until it is resumed. Finished lines keep their results; the deadline stays."""
+    """Take a batch from its job until it is resumed. Finished lines keep their results; the deadline stays."""
     _change_pause("pause", batch, as_json=as_json, data_dir=data_dir)
 
 

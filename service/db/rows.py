@@ -114,15 +114,36 @@ class RetrievedBatchRow(BatchRow):
 
     priority: int
     paused_at: datetime | None
-    attempt: int
-    failed_attempts: int
+    job_id: str | None
+    failed_jobs: int
     enqueued_tokens: int
-    gpus: int
     gpu_seconds: float
-    job_running_since: datetime | None
     queue_position: int | None
     last_job_message: str | None
     estimate: Mapping[str, Any] | None
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow:
+    """A job with its leases, and the work of its sharing domain. ``now`` is the database's time."""
+
+    id: str
+    model: str
+    status: str
+    accelerator: str
+    gpus: int
+    engines: int
+    queue_position: int | None
+    segments: int
+    batches: int
+    lease_age_s: float | None
+    segments_left: int
+    rows_per_s: float
+    created_at: datetime
+    launched_at: datetime | None
+    idle_since: datetime | None
+    seen_at: datetime | None
     now: datetime
 
 

@@ -5,10 +5,9 @@ import hashlib
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from ray_job.contract.cluster import LAUNCHER_RIGHTS, MIN_POSTGRES
 from ray_job.contract.job_spec import JobSpec
@@ -70,7 +69,7 @@ FORBIDDEN: Final = (
 
 
 def check_database(settings: Settings, *, query_timeout_s: float = _QUERY_TIMEOUT_S) -> Iterator[Finding]:
-    """Check the server, whether all migrations of this version are applied, and the role of jobs.
+    """Check the server, and whether all migrations of this version are applied.
 
     Args:
         settings: the settings of the service.
@@ -116,37 +115,11 @@ def check_database(settings: Settings, *, query_timeout_s: float = _QUERY_TIMEOU
             else:
                 more = f", and {', '.join(newer)} of a newer version" if newer else ""
                 yield Finding.ok("migrations", f"all {len(known)} are applied{more}")
-            yield from check_job_role(connection, settings.job_database_url)
     except psycopg.Error as error:
         yield Finding.failed(
             "database",
             f"CLOISTER_DATABASE_URL: the login works, but a query fails: {' '.join(str(error).split())}. Check that "
             "the role is the one that ran the migrations, and that nobody holds a lock",
-        )
-
-
-def check_job_role(connection: psycopg.Connection[Any], job_database_url: str) -> Iterator[Finding]:
-    """Check that the role of jobs can report progress and do nothing else."""
-    check = "database role of jobs"
-    role = conninfo_to_dict(job_database_url).get("user") if job_database_url else None
-    if not role:
-        yield Finding.not_checked(check, "CLOISTER_JOB_DATABASE_URL names no role: jobs report no progress")
-        return
-    values = {"role": role}
-    if not connection.execute("SELECT FROM pg_roles WHERE rolname = %(role)s", values).rowcount:
-        yield Finding.failed(check, f"CLOISTER_JOB_DATABASE_URL: the role {role} does not exist; CREATE ROLE it")
-        return
-    missing = [row[0] for row in connection.execute(query("doctor_job_role_missing"), values)]
-    excess = [row[0] for row in connection.execute(query("doctor_job_role_excess"), values)]
-    if missing:
-        yield Finding.failed(
-            check, f"{role} cannot report progress. It lacks {', '.join(missing)}: GRANT it, or ALTER ROLE"
-        )
-    elif excess:
-        yield Finding.failed(check, f"{role} may do more than report progress: {', '.join(excess)}. REVOKE it")
-    else:
-        yield Finding.ok(
-            check, f"{role} may report progress and nothing else here; a wrong password shows in the log of a job"
         )
 
 
@@ -236,13 +209,8 @@ def check_launcher(settings: Settings, catalogue: Catalogue, environment: Mappin
             )
             continue
         spec = JobSpec(
-            job_id="batch_doctor-1",
-            batch_id="batch_doctor",
-            attempt=1,
-            endpoint=model.endpoints[0],
-            input_key="files/doctor",
-            object_store=settings.object_store,
-            database_url=settings.job_database_url,
+            job_id="job_doctor",
+            coordinator_url=settings.coordinator_url,
             model=model.spec,
         )
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
@@ -270,4 +238,4 @@ def check_rights(api: "ClusterApi", namespace: str) -> Iterator[Finding]:
             check, f"its account may {', '.join(excess)} in {namespace}, which it does not need: remove the binding"
         )
     else:
-        yield Finding.ok(check, f"may run RayJobs in {namespace}; may not use secrets, roles or other pods")
+        yield Finding.ok(check, f"may run RayJobs in {namespace}; may not read secrets, change roles or use other pods")

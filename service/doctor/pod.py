@@ -62,12 +62,9 @@ def check_names(settings: Settings, environment: Mapping[str, str]) -> Iterator[
         environment: the variables of the process.
     """
     hosts: dict[str, str] = {}
-    for variable, url in (
-        ("CLOISTER_DATABASE_URL", settings.database_url),
-        ("CLOISTER_JOB_DATABASE_URL", settings.job_database_url),
-    ):
-        for host in str(conninfo_to_dict(url).get("host") or "").split(","):
-            hosts[host] = variable
+    for host in str(conninfo_to_dict(settings.database_url).get("host") or "").split(","):
+        hosts[host] = "CLOISTER_DATABASE_URL"
+    hosts[urlsplit(settings.coordinator_url).hostname or ""] = "CLOISTER_COORDINATOR_URL"
     hosts[urlsplit(settings.object_store.endpoint_url).hostname or ""] = "CLOISTER_OBJECT_STORE"
     if "KUBERNETES_SERVICE_HOST" in environment:
         hosts[_KUBERNETES] = "the Kubernetes API"

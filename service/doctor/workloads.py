@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from ray_job.contract.cluster import (
     API,
+    COORDINATOR,
     DEFAULT_DENY,
     POD_SECURITY_LABEL,
     POD_SECURITY_PROFILE,
@@ -97,7 +98,7 @@ def check_workloads(api: ClusterApi, namespace: str) -> Iterator[Finding]:
     path = f"/apis/apps/v1/namespaces/{namespace}"
     deployments, stateful_sets = api.items(f"{path}/deployments"), api.items(f"{path}/statefulsets")
     present = {each["metadata"]["name"] for each in deployments}
-    for name in (RECONCILER, API):
+    for name in (RECONCILER, COORDINATOR, API):
         if name not in present:
             yield Finding.failed(
                 f"Deployment {name}", f"it is not in {namespace}: the stack is missing or incomplete; run `pulumi up`"

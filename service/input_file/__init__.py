@@ -8,7 +8,7 @@ Line numbers count physical lines from 1; a blank line has a number but is not a
 """
 
 from service.input_file.errors import MAX_LISTED_ERRORS, InputError
-from service.input_file.reading import MAX_EMBEDDING_INPUTS, InputFacts, read_input_file
+from service.input_file.reading import MAX_EMBEDDING_INPUTS, InputFacts, LineConsumer, read_input_file
 from service.input_file.requests import embedding_inputs
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "MAX_LISTED_ERRORS",
     "InputError",
     "InputFacts",
+    "LineConsumer",
     "embedding_inputs",
     "read_input_file",
 ]

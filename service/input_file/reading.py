@@ -3,7 +3,7 @@
 A file that is not JSONL at all gets one error, which is more useful than one for each of its lines.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -47,6 +47,9 @@ _SIGNATURES: Final = {
     b"\x00{": "is in UTF-16. Save it as UTF-8",
 }
 
+# Receives the number of a line, and the contents of this and the next lines; None for one that is too long.
+LineConsumer = Callable[[int, Sequence[bytes | None]], None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFacts:
@@ -74,6 +77,7 @@ def read_input_file(
     models: Mapping[str, CatalogueModel] | None,
     max_requests: int = MAX_REQUESTS,
     file_count: FileCount | None = None,
+    on_lines: LineConsumer | None = None,
 ) -> InputFacts:
     """Read an input file to its end and report every error of every line.
 
@@ -86,10 +90,11 @@ def read_input_file(
         max_requests: the most requests that a batch may have; the model's own limit applies too. Lines beyond it are
             counted but not checked.
         file_count: counts the tokens; requests with more than their model accepts are errors then.
+        on_lines: receives the lines in order, until an error is found.
     """
     context = LineContext(endpoint=endpoint, models=models)
     file_count = file_count or FileCount(find_counter=lambda _: None, endpoint=endpoint, size_bytes=0, line_count=0)
-    return _Reader(context=context, max_requests=max_requests, file_count=file_count).read(chunks)
+    return _Reader(context=context, max_requests=max_requests, file_count=file_count).read(chunks, on_lines)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +116,7 @@ class _Reader:
     first_line: bytes = b""
     errors: ErrorList = field(default_factory=ErrorList)
 
-    def read(self, chunks: Iterable[bytes]) -> InputFacts:
+    def read(self, chunks: Iterable[bytes], on_lines: LineConsumer | None) -> InputFacts:
         for first, block in line_blocks(chunks, max_line_bytes=self.context.max_line_bytes):
             if first == 1:
                 start = block[0] or b""
@@ -129,6 +134,8 @@ class _Reader:
                     self.first_line = content or b""
                 if self.total <= self.max_requests:
                     self.errors.add(self._line_errors(number, content))
+            if on_lines is not None and not self.errors.count:
+                on_lines(first, block)
         else:
             self.errors.add(self._file_errors())
         return InputFacts(

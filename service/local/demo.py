@@ -1,4 +1,4 @@
-"""``make demo``: run one batch from upload to download, on this machine, with the official OpenAI client."""
+"""``make demo``: run two batches from upload to download, on this machine, with the official OpenAI client."""
 
 import argparse
 import json
@@ -95,7 +95,7 @@ def run_batch(client: "OpenAI", directory: Path, console: Console) -> "Batch":
             done = counts.completed + counts.failed if counts else 0
             phase = PHASES.get(batch.status, batch.status)
             if batch.status == "in_progress" and done == 0:
-                phase = "starting the engine"
+                phase = "waiting for the engine"
             progress.update(task, completed=done, description=f"{phase:<28}")
             if batch.status in FINAL:
                 break
@@ -143,7 +143,7 @@ def main() -> int:
     """Run the command line; return the exit code."""
     from openai import OpenAI
 
-    parser = argparse.ArgumentParser(description="Run one batch on this machine, from upload to download.")
+    parser = argparse.ArgumentParser(description="Run two batches on this machine, from upload to download.")
     parser.add_argument("--model", type=Path, required=True, help="directory of the model")
     parser.add_argument("--directory", type=Path, required=True, help="directory for the files of the demo")
     arguments = parser.parse_args()
@@ -152,19 +152,26 @@ def main() -> int:
     began_s = time.monotonic()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        console.print("starting `cloister local`: Postgres, Ray, the service and the reconciler")
+        console.print("starting `cloister local`: Postgres, Ray, API, reconciler and coordinator")
         with running_stack(arguments.model, directory / "data", console) as found:
+            times_s = []
             with OpenAI(base_url=found.base_url, api_key=found.api_key) as client:
-                batch_s = time.monotonic()
-                batch = run_batch(client, directory, console)
-                batch_s = time.monotonic() - batch_s
+                for what in ("the first batch, which starts an engine", "the second batch, on the warm engine"):
+                    console.print(what, style="bold")
+                    batch_s = time.monotonic()
+                    batch = run_batch(client, directory, console)
+                    times_s.append(time.monotonic() - batch_s)
             show(batch, directory, console)
     except LocalError as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:
         return 130
-    console.print(f"the batch took {batch_s:.0f} s, the whole demo {time.monotonic() - began_s:.0f} s")
+    cold_s, warm_s = times_s
+    console.print(
+        f"the first batch took {cold_s:.0f} s, the second, on the warm engine, {warm_s:.0f} s; the whole demo "
+        f"{time.monotonic() - began_s:.0f} s"
+    )
     return 0
 
 

@@ -16,6 +16,8 @@ from service.local.errors import LocalError
 # vLLM on a CPU: float32 because with bfloat16 an answer depends on the other requests in the same step; no
 # compilation, which takes minutes on few cores; a short context, because it sizes the KV cache.
 CPU_ENGINE_ARGS: Mapping[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
+# A person works with the local stack, and pauses between two batches.
+KEEP_WARM_S: Final = 600
 # Arguments of the engine that are settings of the model in the catalogue.
 MODEL_SETTINGS = ("tensor_parallel_size", "pipeline_parallel_size")
 _SMI_LINE: Final = re.compile(r"(?P<name>[^,\n]+), *(?P<memory>\d+)[^,\n]*, *(?P<major>\d+)\.(?P<minor>\d+)")
@@ -28,6 +30,7 @@ class ModelOptions:
     source: str = ""
     model_id: str = ""
     engine_args: tuple[str, ...] = ()
+    keep_warm_s: int = KEEP_WARM_S
     models_file: Path | None = None
 
 
@@ -104,6 +107,7 @@ def catalogue(options: ModelOptions, accelerator: Accelerator) -> dict[str, Any]
                 "accelerator": accelerator.name,
                 "endpoints": ["/v1/embeddings"] if pooling else ["/v1/chat/completions", "/v1/completions"],
                 "engine_args": engine_args,
+                "keep_warm_s": options.keep_warm_s,
                 **{name: given[name] for name in MODEL_SETTINGS if name in given},
             }
         ]

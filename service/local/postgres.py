@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
 
 from service.db import migrate
 from service.local.errors import LocalError
@@ -24,7 +23,6 @@ POSTGRES_VERSION = 18
 ACCOUNT = "pgserver"  # the wheel itself creates this account for the same purpose
 SUPERUSER = "postgres"
 OWNER = "cloister"
-JOB_ROLE = "cloister_job"
 
 
 def postgres_binary(name: str) -> str:
@@ -128,16 +126,11 @@ def answers(layout: Layout) -> bool:
 
 
 def set_up(layout: Layout) -> None:
-    """Create the two roles and the database if they are missing, migrate, and restrict the job role."""
+    """Create the service's role and the database if they are missing, and migrate."""
     with psycopg.connect(layout.database_url(SUPERUSER, "postgres"), autocommit=True) as connection:
-        roles = {row[0] for row in connection.execute("SELECT rolname FROM pg_roles")}
-        for role in (OWNER, JOB_ROLE):
-            if role not in roles:
-                connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+        if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone() is None:
+            connection.execute("CREATE ROLE cloister LOGIN")
         if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [OWNER]).fetchone() is None:
             connection.execute("CREATE DATABASE cloister OWNER cloister")
         connection.execute("REVOKE ALL ON DATABASE cloister, postgres, template1 FROM PUBLIC")
-        connection.execute("GRANT CONNECT ON DATABASE cloister TO cloister_job")
     migrate(layout.database_url(OWNER))
-    with psycopg.connect(layout.database_url(OWNER), autocommit=True) as connection:
-        connection.execute("GRANT EXECUTE ON FUNCTION report_progress TO cloister_job")

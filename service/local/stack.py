@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
@@ -34,7 +34,7 @@ from service.projects import ensure_default_project
 
 POSTGRES_TIMEOUT_S = 60.0
 RAY_TIMEOUT_S = 120.0
-API_TIMEOUT_S = 60.0
+SERVICE_TIMEOUT_S = 60.0
 GUARD_TIMEOUT_S = 60.0
 
 
@@ -46,6 +46,7 @@ class Plan:
         layout: the paths of the data directory.
         port: the port of the API.
         ray_port: the port of Ray's Jobs API.
+        coordinator_port: the port of the coordinator.
         models_file: the model catalogue.
         model_id: the first model of the catalogue.
         offline: whether all models are on this machine or behind an endpoint, so that nothing is downloaded.
@@ -55,6 +56,7 @@ class Plan:
     layout: Layout
     port: int
     ray_port: int
+    coordinator_port: int
     models_file: Path
     model_id: str
     offline: bool
@@ -83,12 +85,13 @@ class Plan:
         """Return the child that runs the module ``service.<name>``."""
         settings = {
             "CLOISTER_DATABASE_URL": self.layout.database_url(postgres.OWNER),
-            "CLOISTER_JOB_DATABASE_URL": self.layout.database_url(postgres.JOB_ROLE),
             "CLOISTER_OBJECT_STORE": self.layout.objects.as_uri(),
             "CLOISTER_MODELS": str(self.models_file),
             "CLOISTER_HOST": "127.0.0.1",
             "CLOISTER_PORT": str(self.port),
             "CLOISTER_RAY_ADDRESS": f"http://127.0.0.1:{self.ray_port}",
+            "CLOISTER_COORDINATOR_PORT": str(self.coordinator_port),
+            "CLOISTER_COORDINATOR_URL": f"http://127.0.0.1:{self.coordinator_port}",
         }
         return self.child(
             name,
@@ -137,16 +140,16 @@ def make_plan(layout: Layout, *, port: int, options: ModelOptions, report: Calla
             )
             if done.returncode != 0:
                 raise LocalError(f"the demo model could not be created:\n{done.stderr[-2000:]}")
-            options = ModelOptions(
-                source=str(directory), model_id=options.model_id or "demo", engine_args=options.engine_args
-            )
+            options = replace(options, source=str(directory), model_id=options.model_id or "demo")
         content = yaml.safe_dump(catalogue(options, accelerator), sort_keys=False, allow_unicode=True)
         write_private_file(models_file, content)
     models = read_models(models_file)
+    ray_port, coordinator_port = ray_head.free_ports(2)
     return Plan(
         layout=layout,
         port=port,
-        ray_port=ray_head.free_ports(1)[0],
+        ray_port=ray_port,
+        coordinator_port=coordinator_port,
         models_file=models_file,
         model_id=str(models[0].get("id", "")),
         offline=all(each.get("engine") == "http" or Path(str(each.get("source", ""))).is_dir() for each in models),
@@ -185,13 +188,15 @@ def start(plan: Plan, supervisor: Supervisor, stopping: Event, report: Callable[
         report(f"{what} is ready ({time.monotonic() - began_s:.1f} s)")
         return True
 
-    def api_answers() -> bool:
+    def service_answers() -> bool:
         headers = {"Authorization": f"Bearer {client.api_key}"}
+        ready = f"http://127.0.0.1:{plan.coordinator_port}/readyz"
         try:
-            answer = httpx.get(f"{client.base_url}/models", headers=headers, timeout=2, trust_env=False)
+            models = httpx.get(f"{client.base_url}/models", headers=headers, timeout=2, trust_env=False)
+            coordinator = httpx.get(ready, timeout=2, trust_env=False)
         except httpx.HTTPError:
             return False
-        return answer.status_code == httpx.codes.OK
+        return models.status_code == coordinator.status_code == httpx.codes.OK
 
     report("starting Postgres and Ray")
     ray_head.make_token(plan.layout)
@@ -201,10 +206,10 @@ def start(plan: Plan, supervisor: Supervisor, stopping: Event, report: Callable[
         return None
     postgres.set_up(plan.layout)
     client = make_client(plan)
-    report("starting the service and the reconciler")
-    supervisor.start(plan.service_child("api"))
-    supervisor.start(plan.service_child("reconciler"))
-    if not wait_for("the service", api_answers, API_TIMEOUT_S):
+    report("starting API, reconciler and coordinator")
+    for name in ("api", "reconciler", "coordinator"):
+        supervisor.start(plan.service_child(name))
+    if not wait_for("the service", service_answers, SERVICE_TIMEOUT_S):
         return None
     if not wait_for("Ray", lambda: ray_head.answers(plan.layout, plan.ray_port), RAY_TIMEOUT_S):
         return None

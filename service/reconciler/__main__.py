@@ -14,7 +14,7 @@ from service import compose
 from service.adapters.open_launcher import open_launcher
 from service.errors import CloisterError, SettingsError
 from service.logging import configure_logging
-from service.reconciler.backends import Backends
+from service.reconciler.backends import Backends, Slots
 from service.reconciler.health import serve_health
 from service.reconciler.loop import run
 from service.settings import read_settings
@@ -42,9 +42,9 @@ def main() -> int:
                 store=opened.store,
                 launcher=closing.enter_context(open_launcher(settings, opened.catalogue, os.environ)),
                 catalogue=opened.catalogue,
-                job_database_url=settings.job_database_url,
+                coordinator_url=settings.coordinator_url,
                 workspace=Workspace(Path(tempfile.gettempdir()), settings.workspace_bytes),
-                max_running_jobs=settings.max_running_jobs,
+                slots=Slots(default=settings.max_running_jobs, by_accelerator=settings.max_running_jobs_by_accelerator),
                 retention_s=opened.retention_s,
                 stopping=stopping,
             )

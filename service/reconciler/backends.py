@@ -1,10 +1,13 @@
 """The backends, limits and measurements that every step of the reconciler works with."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from psycopg.types.json import Jsonb
 
 from service import backends
 from service.ports import Launcher
@@ -56,24 +59,45 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """How many jobs may run at the same time.
+
+    On a Ray cluster that is too small for all of its jobs, jobs that each hold a part of what they need would block
+    each other forever.
+
+    Attributes:
+        default: for each accelerator that ``by_accelerator`` does not name.
+        by_accelerator: by the accelerator's name.
+    """
+
+    default: int = 2
+    by_accelerator: Mapping[str, int] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """Return the parameters of queries."""
+        return {"slots": Jsonb(dict(self.by_accelerator)), "default_slots": self.default}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backends(backends.Backends):
     """The shared backends with the launcher, limits and measurements of a reconciler.
 
     Attributes:
         launcher: runs jobs.
-        job_database_url: where jobs report progress; empty if they cannot.
+        coordinator_url: where jobs lease segments.
         workspace: where results are assembled.
-        max_running_jobs: the most jobs that run at the same time; projects take turns. On a Ray cluster that is too
-            small for all of its jobs, jobs that each hold a part of what they need would block each other forever.
+        slots: how many jobs may run at the same time; projects take turns.
         first_pause_s: the pause after the first failure of a step; doubles with each further failure, up to 30 s.
         metrics: measurements of this process.
+        tokens: of jobs whose launch failed, by the job's id: the launcher may have the job nevertheless.
         stopping: set to stop the process; the current steps finish, no further one starts.
     """
 
     launcher: Launcher
-    job_database_url: str
+    coordinator_url: str
     workspace: Workspace
-    max_running_jobs: int = 2
+    slots: Slots = field(default_factory=Slots)
     first_pause_s: float = 1.0
     metrics: Metrics = field(default_factory=Metrics)
+    tokens: dict[str, str] = field(default_factory=dict)
     stopping: Event = field(default_factory=Event)

@@ -1,9 +1,8 @@
-"""Estimates of batches: the prompt rules and measurements that jobs report, kept for later batches of the model.
+"""Estimates of batches: prompt rules that jobs report, and measurements of their work, for later batches of the model.
 
-A job can write below the prefix of its batch only. What it wrote there is checked before it counts for others.
+A job can write below its own prefix only. What it wrote there is checked before it counts for others.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,14 +10,12 @@ from typing import Any, Final
 import structlog
 
 from ray_job.contract.job_spec import ModelSpec
-from ray_job.contract.measurement import MAX_BYTES as MAX_MEASUREMENT_BYTES
-from ray_job.contract.measurement import Measurement, MeasurementError
-from ray_job.contract.object_keys import batch_prompt_rules_key, file_key, measurement_key, prompt_rules_key
+from ray_job.contract.object_keys import file_key, job_prompt_rules_key, prompt_rules_key
 from ray_job.contract.prompt_rules import MAX_BYTES, PromptRules, PromptRulesError
 from service.db import query
 from service.errors import ObjectNotFoundError
 from service.estimates import model_key
-from service.input_file import InputFacts, read_input_file
+from service.input_file import InputFacts, LineConsumer, read_input_file
 from service.model_reports import read_prompt_rules, read_small_object
 from service.ports import ObjectStore
 from service.prompts import FileCount, PromptCounter
@@ -45,13 +42,16 @@ def find_counter(store: ObjectStore, model: ModelSpec) -> PromptCounter | None:
         return None
 
 
-def read_and_count(backends: Backends, batch: Batch, file: Mapping[str, Any]) -> InputFacts:
+def read_and_count(
+    backends: Backends, batch: Batch, file: Mapping[str, Any], on_lines: LineConsumer | None = None
+) -> InputFacts:
     """Read and check the input file of a batch, and count its tokens if the tokenizer of its model is known.
 
     Args:
         backends: the object store and the models.
         batch: the batch.
         file: the row of its input file.
+        on_lines: see ``read_input_file``.
 
     Raises:
         ObjectNotFoundError: the content of the file is gone.
@@ -64,37 +64,29 @@ def read_and_count(backends: Backends, batch: Batch, file: Mapping[str, Any]) ->
         line_count=file["line_count"],
     )
     chunks = backends.store.read(file_key(batch.input_file_id))
-    return read_input_file(chunks, endpoint=batch.endpoint, models=backends.catalogue, file_count=count)
+    return read_input_file(
+        chunks, endpoint=batch.endpoint, models=backends.catalogue, file_count=count, on_lines=on_lines
+    )
 
 
 def adopt_reports(backends: Backends, batch: Batch) -> dict[str, Any] | None:
-    """Keep the prompt rules that the job of a completed batch reported.
+    """Keep the prompt rules that the jobs of a completed batch reported.
 
     Returns:
-        Parameters of ``record_measurement``; None if the job reported no measurement.
+        Parameters of ``record_measurement``; None if its model is no longer offered.
 
     Raises:
         ObjectStoreError: the store cannot be reached.
     """
-    model, store = backends.catalogue.get(batch.model or ""), backends.store
+    model = backends.catalogue.get(batch.model or "")
     if model is None:
         return None
-    text = read_small_object(store, batch_prompt_rules_key(batch.id), MAX_BYTES)
-    try:
-        if text is not None and text != read_prompt_rules(store, model.spec):
-            _counter(text)
-            store.put(prompt_rules_key(model_key(model.spec)), [text])
-            logger.info("prompt_rules.adopted", model=model.id, batch_id=batch.id, size_bytes=len(text))
-    except PromptRulesError as error:
-        logger.warning("prompt_rules.invalid", model=model.id, batch_id=batch.id, error=str(error))
-    report = read_small_object(store, measurement_key(batch.id), MAX_MEASUREMENT_BYTES)
-    try:
-        measurement = None if report is None else Measurement.from_json(report)
-    except MeasurementError as error:
-        logger.warning("measurement.invalid", batch_id=batch.id, error=str(error))
-        return None
-    if measurement is None:
-        return None
+    key = model_key(model.spec)
+    with backends.pool.connection() as connection:
+        values = {"batch_id": batch.id, "model_key": key}
+        jobs = [row["id"] for row in connection.execute(query("jobs_with_commits"), values)]
+    for job_id in jobs:
+        adopt_prompt_rules(backends.store, model.spec, job_id)
     most_output = batch.most_output
     if most_output is None:
         # The first batch of a model: its tokens were unknown when it was validated.
@@ -106,7 +98,33 @@ def adopt_reports(backends: Backends, batch: Batch) -> dict[str, Any] | None:
         except ObjectNotFoundError:
             tokens = None
         most_output = tokens.most_output if tokens else None
-    return {"model_key": model_key(model.spec), "most_output": most_output, **dataclasses.asdict(measurement)}
+    return {"model_key": key, "most_output": most_output}
+
+
+def adopt_prompt_rules(store: ObjectStore, model: ModelSpec, job_id: str) -> None:
+    """Keep the prompt rules that a job of a model has reported, if there are any, and delete the report.
+
+    Args:
+        store: the object store.
+        model: the model, with the settings that the job runs with.
+        job_id: the job.
+
+    Raises:
+        ObjectStoreError: the store cannot be reached.
+    """
+    key = job_prompt_rules_key(job_id)
+    text = read_small_object(store, key, MAX_BYTES)
+    if text is None:
+        return
+    try:
+        if text != read_prompt_rules(store, model):
+            _counter(text)
+            store.put(prompt_rules_key(model_key(model)), [text])
+            logger.info("prompt_rules.adopted", model=model.id, job_id=job_id, size_bytes=len(text))
+    except PromptRulesError as error:
+        logger.warning("prompt_rules.invalid", model=model.id, job_id=job_id, error=str(error))
+    # Rules have megabytes, and the job may work on many more batches.
+    store.delete(key)
 
 
 @functools.lru_cache(maxsize=_MAX_COUNTERS)

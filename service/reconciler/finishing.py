@@ -7,19 +7,22 @@ import structlog
 
 from ray_job.contract.object_keys import file_key
 from ray_job.contract.parts import PartError
-from service.assembly import Assembled, assemble
+from service.assembly import Assembled, PartRecord, assemble
+from service.db.rows import fetch_all
 from service.errors import ObjectNotFoundError
 from service.input_file import InputError
+from service.job_transitions import JOB_FAILED
 from service.reconciler.backends import Backends
 from service.reconciler.estimating import adopt_reports
-from service.reconciler.records import Batch, load_batch, record
+from service.reconciler.planning import earlier_parts
+from service.reconciler.records import Batch, load_batch, reporting_lack_of_room
 from service.reconciler.state_changes import end_batch
-from service.transitions import JOB_FAILED, BatchStatus
+from service.transitions import BatchStatus
 
 logger = structlog.get_logger(__name__)
 
 
-def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> bool:
+def finish(backends: Backends, batch: Batch) -> None:
     """Assemble and end a batch that is cancelling, finalizing or given up.
 
     It ends cancelled or completed; expired if it missed its deadline and lines are missing; failed if it was given up,
@@ -28,10 +31,6 @@ def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> 
     Args:
         backends: the backends.
         batch: the batch.
-        is_job_ending: whether its job may still replace a part with another one of the same lines.
-
-    Returns:
-        False if a finalizing batch has a problem that may be such a part, half read. The batch is unchanged.
 
     Raises:
         ObjectStoreError: the store cannot be reached; the batch is unchanged.
@@ -41,7 +40,7 @@ def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> 
     try:
         assembled = _assemble(backends, batch)
         if assembled is None:
-            return True
+            return
     except PartError as error:
         after, problem = BatchStatus.FAILED, str(error)
     else:
@@ -61,9 +60,6 @@ def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> 
             problems = [InputError(code=batch.giving_up_code or JOB_FAILED, message=batch.giving_up_message or "")]
         elif after is BatchStatus.FAILED:
             problem = problem or f"{assembled.found:,} of {batch.total:,} lines have a result"
-    if problem and is_job_ending and batch.status is BatchStatus.FINALIZING:
-        logger.warning("batch.assembly_postponed", batch_id=batch.id, reason="its job may still write parts")
-        return False
     if problem:
         message = f"The results could not be fully assembled: {problem}. Create the batch again."
         problems.append(InputError(code="assembly_failed", message=message))
@@ -78,7 +74,6 @@ def finish(backends: Backends, batch: Batch, *, is_job_ending: bool = False) -> 
         problems=problems,
         measured=measured,
     )
-    return True
 
 
 def _final_state(batch: Batch, assembled: Assembled) -> BatchStatus:
@@ -115,9 +110,15 @@ def _assemble(backends: Backends, batch: Batch) -> Assembled | None:
         except ObjectNotFoundError:
             logger.warning("batch.input_file_gone", batch_id=batch.id, file_id=batch.input_file_id)
             should_expire = False
-    try:
+    if batch.is_unplanned:
+        parts = [part for part, _ in earlier_parts(backends, batch)]
+    else:
+        with backends.pool.connection() as connection:
+            parts = fetch_all(connection, PartRecord, "parts_of_batch", {"batch_id": batch.id})
+    with reporting_lack_of_room(backends.pool, batch, "the results cannot be assembled now"):
         return assemble(
             backends.store,
+            parts,
             batch_id=batch.id,
             output_key=file_key(batch.result_file_id("output")),
             error_key=file_key(batch.result_file_id("error")),
@@ -125,8 +126,3 @@ def _assemble(backends: Backends, batch: Batch) -> Assembled | None:
             expire_lines_of=input_file if should_expire else None,
             may_write=is_unchanged,
         )
-    except OSError as error:
-        reason = f"the results cannot be assembled now and will be retried: {error.strerror or error}"
-        with backends.pool.connection() as connection:
-            record(connection, "record_waiting", batch, datetime.now(UTC), reason=reason, type="batch.waiting")
-        raise

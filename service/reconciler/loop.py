@@ -1,7 +1,7 @@
-"""The loop: one leader, woken by Postgres or by time, advances all open batches.
+"""The loop: one leader, woken by Postgres or by time, advances all open batches and jobs.
 
-A pass asks Postgres which batches a step can advance now, in a fair order, and hands them to a few threads until its
-time is over. Beside its passes, the leader deletes what has expired and delivers webhooks.
+A pass asks Postgres which batches and jobs a step can advance now, in a fair order, and hands them to a few threads
+until its time is over. Beside its passes, the leader deletes what has expired and delivers webhooks.
 """
 
 import dataclasses
@@ -13,15 +13,15 @@ from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from threading import Event, Thread
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 import psycopg
 import structlog
-from psycopg.rows import DictRow
 
 from service.db import CONNECTION_LIMITS, Pool, query
 from service.errors import LauncherError, ObjectStoreError
 from service.reconciler.backends import Backends
+from service.reconciler.jobs import PASS_LIMIT, advance_job, create_jobs, jobs_to_advance
 from service.reconciler.retention import keep_sweeping
 from service.reconciler.retrying_store import RetryingStore
 from service.reconciler.steps import advance
@@ -33,8 +33,6 @@ LEADER_LOCK: Final = 7_203_002
 BUSY_INTERVAL_S: Final = 1.0
 IDLE_INTERVAL_S: Final = 10.0
 STANDBY_INTERVAL_S: Final = 1.0
-# More batches than the workers can begin in a pass.
-PASS_LIMIT: Final = 200
 # The longest time until a signal is noticed.
 _STOP_CHECK_S: Final = 0.25
 # Batches are often created and changed several at a time: one pass handles them together.
@@ -49,6 +47,9 @@ _DETECT_LOST_CLIENT: Final = (
 )
 # Steps mostly wait for the object store or Postgres. Two large assemblies leave two threads for the other batches.
 _WORKERS: Final = 4
+# How many running jobs are looked at in a second. With more jobs than that, each waits longer for its
+# turn: 20 s for one of 1,000. Most requests to a launcher are these looks.
+LOOKS_PER_S: Final = 50.0
 _MAX_PAUSE_S: Final = 30.0
 _TRANSIENT: Final = (ObjectStoreError, LauncherError, psycopg.OperationalError)
 
@@ -101,7 +102,7 @@ def _lead(backends: Backends, connection: psycopg.Connection) -> None:
                     beat_at = began
                 workers.run_pass(until=began + BUSY_INTERVAL_S)
                 with backends.pool.connection() as pooled:
-                    row = pooled.execute(query("is_any_batch_open")).fetchone()
+                    row = pooled.execute(query("is_anything_open")).fetchone()
                 is_busy = row is not None and bool(row["is_open"])
                 until = began + (BUSY_INTERVAL_S if is_busy else IDLE_INTERVAL_S)
                 # Wait until Postgres reports a change of a batch, the interval is over or the process stops.
@@ -116,41 +117,39 @@ def _lead(backends: Backends, connection: psycopg.Connection) -> None:
             thread.join()
 
 
-def batches_to_advance(
-    pool: Pool, *, max_running_jobs: int, excluded: Collection[str] = (), after_seq: int = 0, limit: int = PASS_LIMIT
-) -> list[DictRow]:
-    """Return the batches that a step can advance now, in a fair order.
-
-    Each row has the batch's ``id``; ``seq``, its place in the order of creation; and ``in_rotation``, whether it may
-    need any number of steps in its state, such as a batch whose job runs.
+def batches_to_advance(pool: Pool, *, excluded: Collection[str] = (), limit: int = PASS_LIMIT) -> list[str]:
+    """Return the ids of the batches that a step can advance now, in a fair order.
 
     Args:
         pool: connections to Postgres.
-        max_running_jobs: the most jobs that may run at the same time.
         excluded: ids of batches to leave out.
-        after_seq: the last batch in rotation that had a step; the rotation continues after it.
         limit: the most batches to return.
     """
-    values = {
-        "max_running_jobs": max_running_jobs,
-        "excluded": list(excluded),
-        "after_seq": after_seq,
-        "limit": limit,
-    }
     with pool.connection() as connection:
-        return connection.execute(query("batches_to_advance"), values).fetchall()
+        rows = connection.execute(query("batches_to_advance"), {"excluded": list(excluded), "limit": limit})
+        return [row["id"] for row in rows]
 
 
 class Workers:
-    """A few threads that each advance one batch at a time. Use it in one thread, as a context manager."""
+    """A few threads that each advance one batch or one job at a time. Use it in one thread, as a context manager.
 
-    def __init__(self, backends: Backends) -> None:
+    Args:
+        backends: the backends.
+        looks_per_s: how many running jobs are looked at in a second, at most.
+    """
+
+    def __init__(self, backends: Backends, *, looks_per_s: float = LOOKS_PER_S) -> None:
         self._backends = backends
-        self._executor = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="batch")
+        self._looks_per_s = looks_per_s
+        self._executor = ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="step")
         self._running: dict[str, Future[bool]] = {}
-        self._failures: Counter[str] = Counter()  # of a batch's steps in a row
-        self._not_before: dict[str, float] = {}  # when to try a batch again, in monotonic seconds
-        self._last_seq = 0
+        self._failures: Counter[str] = Counter()  # of a batch's or a job's steps in a row
+        self._not_before: dict[str, float] = {}  # when to try one again, in monotonic seconds
+        self._idle_until: dict[str, float] = {}  # when to look at an idle job again, in monotonic seconds
+        self._last_seq = Counter[str]()  # of the last job that had a step, by its kind
+        self._launching: Future[bool] | None = None  # launches wait for each other, so one thread is enough
+        self._looks = looks_per_s  # at running jobs
+        self._looks_at = time.monotonic()  # when they were counted
 
     def __enter__(self) -> Self:
         return self
@@ -162,50 +161,76 @@ class Workers:
         self._executor.shutdown()
 
     def run_pass(self, *, until: float) -> None:
-        """Hand due batches to the threads until each has one, or until a time in monotonic seconds."""
+        """Hand due batches and jobs to the threads until each had one, or until a time in monotonic seconds."""
         began = time.monotonic()
         self._collect()
-        paused = {batch_id for batch_id, not_before in self._not_before.items() if began < not_before}
-        due = deque(
-            batches_to_advance(
-                self._backends.pool,
-                max_running_jobs=self._backends.max_running_jobs,
-                excluded=paused | set(self._running),
-                after_seq=self._last_seq,
-            )
+        self._not_before = {key: at for key, at in self._not_before.items() if began < at or self._failures[key]}
+        excluded = {key for key, at in self._not_before.items() if began < at} | set(self._running)
+        self._idle_until = {key: at for key, at in self._idle_until.items() if began < at}
+        self._looks = min(self._looks_per_s, self._looks + self._looks_per_s * (began - self._looks_at))
+        self._looks_at = began
+        create_jobs(self._backends)
+        batches = deque(batches_to_advance(self._backends.pool, excluded=excluded))
+        found = jobs_to_advance(
+            self._backends,
+            excluded=excluded,
+            excluded_if_idle=self._idle_until,
+            after_running=self._last_seq["running"],
+            after_ending=self._last_seq["ending"],
+            looks=int(self._looks),
         )
-        while due and not self._backends.stopping.is_set() and (left := until - time.monotonic()) > 0:
-            if len(self._running) < _WORKERS:
-                batch = due.popleft()
-                self._running[batch["id"]] = self._executor.submit(self._advance, batch["id"])
-                if batch["in_rotation"]:
-                    self._last_seq = batch["seq"]
-            else:
+        launches = deque(job for job in found if job["kind"] == "waiting")
+        jobs = deque(job for job in found if job["kind"] != "waiting")
+        while (
+            (batches or jobs or launches)
+            and not self._backends.stopping.is_set()
+            and (left := until - time.monotonic()) > 0
+        ):
+            may_launch = bool(launches) and (self._launching is None or self._launching.done())
+            if len(self._running) >= _WORKERS or not (batches or jobs or may_launch):
                 wait(self._running.values(), timeout=min(left, _STOP_CHECK_S), return_when=FIRST_COMPLETED)
                 self._collect()
+                continue
+            # They alternate: none can keep the others waiting.
+            if may_launch:
+                job_id = launches.popleft()["id"]
+                self._launching = self._running[job_id] = self._executor.submit(self._advance, "job", job_id)
+            if jobs:
+                job = jobs.popleft()
+                self._last_seq[job["kind"]] = job["seq"]
+                self._looks -= job["kind"] == "running"
+                self._running[job["id"]] = self._executor.submit(self._advance, "job", job["id"])
+                if job["is_idle"]:
+                    self._idle_until[job["id"]] = time.monotonic() + IDLE_INTERVAL_S
+            if batches:
+                batch_id = batches.popleft()
+                self._running[batch_id] = self._executor.submit(self._advance, "batch", batch_id)
         self._backends.metrics.pass_duration_s.observe(time.monotonic() - began)
 
     def _collect(self) -> None:
-        """Take back the batches whose step has ended; a failed one pauses."""
-        for batch_id in [batch_id for batch_id, future in self._running.items() if future.done()]:
-            if self._running.pop(batch_id).result():
-                self._failures.pop(batch_id, None)
-                self._not_before.pop(batch_id, None)
+        """Take back those whose step has ended; after a failed one there is a pause."""
+        for key in [key for key, future in self._running.items() if future.done()]:
+            if self._running.pop(key).result():
+                if self._failures.pop(key, None):
+                    self._not_before.pop(key, None)
             else:
-                self._failures[batch_id] += 1
-                self._not_before[batch_id] = time.monotonic() + self._pause_s(self._failures[batch_id])
+                self._failures[key] += 1
+                self._not_before[key] = time.monotonic() + self._pause_s(self._failures[key])
 
-    def _advance(self, batch_id: str) -> bool:
-        """Advance one batch; log an error and return False if it failed, whatever the error is."""
+    def _advance(self, kind: Literal["batch", "job"], key: str) -> bool:
+        """Advance one batch or job; log an error and return False if it failed, whatever the error is."""
         try:
-            advance(self._backends, batch_id)
-        except Exception as error:  # noqa: BLE001 - the shell of the loop: one batch must not stop the others
+            if kind == "batch":
+                advance(self._backends, key)
+            else:
+                advance_job(self._backends, key)
+        except Exception as error:  # noqa: BLE001 - the shell of the loop: one must not stop the others
             self._backends.metrics.step_failures.labels(kind=type(error).__name__).inc()
-            failures = self._failures[batch_id] + 1
+            failures = self._failures[key] + 1
             log = logger.warning if isinstance(error, _TRANSIENT) else logger.exception
             log(
-                "batch.step_failed",
-                batch_id=batch_id,
+                f"{kind}.step_failed",
+                **{f"{kind}_id": key},
                 error=str(error),
                 failures=failures,
                 retry_in_s=self._pause_s(failures),

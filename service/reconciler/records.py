@@ -1,14 +1,11 @@
-"""Reads and writes of batches in Postgres that do not change a state: see ``state_changes`` for those that do.
-
-Each write names the attempt that it expects, and does nothing if the batch has moved on.
-"""
+"""Reads and writes of batches in Postgres that do not change a state: see ``state_changes`` for those that do."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final, Self
+from datetime import UTC, datetime
+from typing import Any, Self
 
 import psycopg
 import structlog
@@ -20,16 +17,17 @@ from service.transitions import BatchStatus, BatchView
 
 logger = structlog.get_logger(__name__)
 
-LAUNCH_LOCK: Final = 7_203_003
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch(BatchView):
     """A batch as stored: the columns that decide its next action, and those that the actions need.
 
     Attributes:
+        attempt: the number of its newest job under an earlier version; 0 if it never had one.
         most_output: the tokens that its requests allow; None if they were unknown when it was validated.
         counted_tokens: the tokens of its prompts; None unless each line was counted.
+        read_at: the database's time when it was read. Its deadline is by the same clock, which that of this machine
+            may differ from.
     """
 
     id: str
@@ -38,11 +36,13 @@ class Batch(BatchView):
     input_file_id: str
     output_expires_after_s: int | None
     model: str | None
+    domain: str | None
     total: int
+    attempt: int
     created_at: datetime
-    job_running_since: datetime | None
     most_output: int | None
     counted_tokens: int | None
+    read_at: datetime
 
     @classmethod
     def from_row(cls, *, status: str, **columns: Any) -> Self:
@@ -50,9 +50,9 @@ class Batch(BatchView):
         return cls(status=BatchStatus(status), **columns)
 
     @property
-    def job_id(self) -> str:
-        """The id of its newest job."""
-        return f"{self.id}-{self.attempt}"
+    def is_unplanned(self) -> bool:
+        """Whether an earlier version gave it a job of its own, and it has no plan: its parts have no records."""
+        return self.domain is None and self.attempt > 0
 
     def result_file_id(self, kind: str) -> str:
         """Return the id of its ``output`` or ``error`` file.
@@ -77,31 +77,6 @@ def insert_event(
     logger.info(type, batch_id=batch_id, **{name: value for name, value in data.items() if name != "reason"})
 
 
-@contextmanager
-def launch_turn(pool: Pool, batch: Batch, max_running_jobs: int) -> Iterator[psycopg.Connection[DictRow] | None]:
-    """Open the transaction in which a batch's job is launched and recorded; yield None if it is another batch's turn.
-
-    No process launches another job between the check of the queue and the record. If this process dies before it
-    records the launch, the same job id is launched again, which has no effect. The caller records the launch or
-    postpones it.
-    """
-
-    def is_next(connection: psycopg.Connection[DictRow]) -> bool:
-        values = {"batch_id": batch.id, "max_running_jobs": max_running_jobs}
-        row = connection.execute(query("may_launch"), values).fetchone()
-        return row is not None and bool(row["may_launch"])
-
-    # Most batches in a long queue must wait, so they check first without the lock.
-    with pool.connection() as connection:
-        may_launch = is_next(connection)
-    if not may_launch:
-        yield None
-        return
-    with pool.connection() as connection:
-        connection.execute(query("lock_launches"), {"lock": LAUNCH_LOCK})
-        yield connection if is_next(connection) else None
-
-
 def record(
     connection: psycopg.Connection[DictRow],
     name: str,
@@ -118,10 +93,22 @@ def record(
         name: the query. If there is an event, it returns a row for each change.
         batch: the batch.
         now: aware, UTC.
-        event: its type and data, to which the job's id is added.
+        event: its type and data.
         values: further parameters of the query.
     """
-    parameters = {"batch_id": batch.id, "job_id": batch.job_id, "attempt": batch.attempt, "now": now, **values}
+    parameters = {"batch_id": batch.id, "now": now, **values}
     cursor = connection.execute(query(name), parameters)
     if event is not None and cursor.fetchone() is not None:
-        insert_event(connection, batch.id, now, event[0], {"job_id": batch.job_id, **event[1]})
+        insert_event(connection, batch.id, now, *event)
+
+
+@contextmanager
+def reporting_lack_of_room(pool: Pool, batch: Batch, problem: str) -> Iterator[None]:
+    """Add an event to a batch if the workspace has no room for its step, which is retried."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{problem} and will be retried: {error.strerror or error}"
+        with pool.connection() as connection:
+            record(connection, "record_waiting", batch, datetime.now(UTC), reason=reason, type="batch.waiting")
+        raise

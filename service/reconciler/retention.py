@@ -1,7 +1,10 @@
 """Deletion by age: files that expired or were deleted while a batch read them, and batches that ended long ago.
 
-Each deletion adds a row to the audit log, in the same transaction. The object of a file is deleted before its row, so
-the row exists as long as something is left to delete; deleting an object twice is harmless.
+Objects that a job wrote for a batch after its end are deleted an hour later: a job that has lost its leases without
+noticing it holds URLs that are still valid.
+
+Each deletion of a file or batch adds a row to the audit log, in the same transaction. The object of a file is deleted
+before its row, so the row exists as long as something is left to delete; deleting an object twice is harmless.
 """
 
 from threading import Event
@@ -10,7 +13,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from ray_job.contract.object_keys import file_key
+from ray_job.contract.object_keys import batch_prefix, file_key
 from service.db import query
 from service.errors import ObjectStoreError
 from service.reconciler.backends import Backends
@@ -52,6 +55,7 @@ def sweep(backends: Backends, over: Event) -> None:
         # A store that fails for a whole chunk would fail for the next one too.
         if len(rows) < _CHUNK or len(failed) >= _CHUNK:
             break
+    _delete_leftovers(backends, over)
     values = {"retention_s": backends.retention_s, "limit": _CHUNK}
     while not over.is_set():
         with backends.pool.connection() as connection:
@@ -64,6 +68,29 @@ def sweep(backends: Backends, over: Event) -> None:
             break
     with backends.pool.connection() as connection:
         connection.execute(query("remove_old_deliveries"), {"limit": _CHUNK * _CHUNK})
+
+
+def _delete_leftovers(backends: Backends, over: Event) -> None:
+    failed: list[str] = []
+    while not over.is_set():
+        with backends.pool.connection() as connection:
+            values = {"failed": failed, "limit": _CHUNK}
+            ids = [row["id"] for row in connection.execute(query("batches_with_leftovers"), values)]
+        for batch_id in ids:
+            if over.is_set():
+                break
+            try:
+                for key in list(backends.store.keys(batch_prefix(batch_id))):
+                    backends.store.delete(key)
+            except ObjectStoreError as error:
+                logger.warning("retention.store_refused", batch_id=batch_id, error=str(error))
+                failed.append(batch_id)
+                continue
+            with backends.pool.connection() as connection:
+                connection.execute(query("record_leftovers_deleted"), {"id": batch_id})
+        # A store that fails for a whole chunk would fail for the next one too.
+        if len(ids) < _CHUNK or len(failed) >= _CHUNK:
+            break
 
 
 def _remove_file(backends: Backends, file_id: str) -> bool:

@@ -59,6 +59,14 @@ class RetryingStore:
         """See ``service.ports.ObjectStore.location``."""
         return self._store.location()
 
+    def read_url(self, key: str, *, expires_s: int) -> str:
+        """See ``service.ports.ObjectStore.read_url``. Nothing is asked of the store."""
+        return self._store.read_url(key, expires_s=expires_s)
+
+    def write_url(self, key: str, *, expires_s: int) -> str:
+        """See ``service.ports.ObjectStore.write_url``. Nothing is asked of the store."""
+        return self._store.write_url(key, expires_s=expires_s)
+
     def check(self) -> None:
         """See ``service.ports.ObjectStore.check``. Does not retry."""
         self._store.check()

@@ -1,6 +1,6 @@
 """Every change of a batch's state by the reconciler, each in one transaction with its event.
 
-    accept_batch     validating  → in_progress; its first attempt is due at once
+    accept_batch     validating  → in_progress; its segments can be leased
     refuse_batch     validating  → failed, with the errors of its input file
     finalize_batch   in_progress → finalizing
     end_batch        finalizing | cancelling | in_progress → completed, expired, cancelled or failed
@@ -23,6 +23,7 @@ from service.assembly import Assembled
 from service.db import Pool, query
 from service.estimates import KEPT_MEASUREMENTS
 from service.input_file import InputError
+from service.reconciler.jobs import split_gpu_seconds
 from service.reconciler.records import Batch, insert_event
 from service.transitions import ALLOWED, BatchStatus
 
@@ -87,7 +88,7 @@ def end_batch(
         retention_s: how long the files are kept if neither the batch nor its project sets a time.
         assembled: its result files, which become visible now, and their counts; None if it has no results.
         problems: its errors.
-        measured: the measurement of its job, and the key of its model.
+        measured: parameters of ``record_measurement``; None to record none.
     """
     stored = {"output": assembled.output, "error": assembled.error} if assembled else {}
     files = [(batch.result_file_id(kind), kind, file) for kind, file in stored.items() if file is not None]
@@ -101,6 +102,8 @@ def end_batch(
         **dataclasses.asdict(assembled.usage if assembled else Usage()),
     }
     with pool.connection() as connection:
+        jobs = connection.execute(query("jobs_of_batch"), {"batch_id": batch.id}).fetchall()
+        split_gpu_seconds(connection, [row["job_id"] for row in jobs], now, is_last=False)
         if not change_state(connection, "end_batch", batch, after, now, errors=problems, **values):
             return False
         for file_id, kind, file in files:

@@ -255,6 +255,7 @@ def _catalogue(setup: Setup, report: Path) -> dict[str, Any]:
         "accelerator": detect_accelerator().name,
         "endpoints": [CHAT, "/v1/completions"] if endpoint == CHAT else [endpoint],
         "engine_args": setup.arguments(report, "cloister"),
+        "keep_warm_s": 0,  # a second batch starts its own engine
         **setup.model_settings,
     }
     return {"models": [model]}

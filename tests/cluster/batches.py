@@ -128,6 +128,7 @@ def events(stack: WholeStack, batch_id: str) -> list[Event]:
     return found
 
 
-def batch_of(rayjob: Mapping[str, Any]) -> str:
-    """Return the id of the batch that a RayJob works for."""
-    return str(rayjob["metadata"]["labels"]["cloister.dev/batch"])
+def job_of(stack: WholeStack, batch_id: str) -> str | None:
+    """Return the id of the job that works on a batch; None if there is none."""
+    extension: dict[str, Any] = retrieve(stack, batch_id).to_dict()["x_cloister"]  # type: ignore[assignment]
+    return extension.get("job_id")

@@ -10,7 +10,7 @@ from typing import Any, Final
 from infra.rendering.manifests import Manifest, manifests
 from infra.rendering.render import record_stack
 from ray_job.contract.cluster import RECONCILER
-from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.rayjobs import MODEL_ANNOTATION
 from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane
@@ -19,6 +19,7 @@ DEV: Final = Path(__file__).parents[2] / "Pulumi.dev.yaml"
 SERVICE: Final = "cloister-acme-dev"
 JOBS: Final = "cloister-acme-dev-jobs"
 MODEL: Final = "demo"
+TOKEN: Final = "token-of-a-job"
 # In order of dependency. Kinds that create pods are left out.
 _KINDS: Final = (
     "Namespace",
@@ -72,13 +73,8 @@ def deployed_stack(cluster: ControlPlane, api: KubernetesApi, *, file: Path = DE
 def job_spec(number: int, *, model: str = MODEL) -> JobSpec:
     """Return the spec of a job that never runs."""
     return JobSpec(
-        job_id=f"batch_{number:032x}-1",
-        batch_id=f"batch_{number:032x}",
-        attempt=1,
-        endpoint="/v1/completions",
-        input_key="files/input",
-        object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
-        database_url="",
+        job_id=f"job_{number:032x}",
+        coordinator_url="http://coordinator:8100",
         model=ModelSpec(id=model, source=f"/models/{model}"),
     )
 

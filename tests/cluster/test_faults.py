@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.api import KubernetesApi
-from tests.cluster.batches import batch_of, done, events, results, retrieve, wait, wait_for_end
+from tests.cluster.batches import done, events, results, retrieve, wait, wait_for_end
 from tests.cluster.deployed import JOBS, SERVICE
 from tests.cluster.node.waiting import wait_until_available, wait_until_node_ready
 from tests.cluster.readiness import pod_problem
@@ -79,14 +79,14 @@ def delete_pods(api: KubernetesApi, namespace: str, labels: dict[str, str]) -> N
             time.sleep(0.5)
 
 
-@pytest.mark.parametrize("component", ["api", "reconciler", "database"])
+@pytest.mark.parametrize("component", ["api", "reconciler", "coordinator", "database"])
 def test_batch_survives_deletion_of_service_pods(
     component: str, whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     with survived(whole_stack, node_api, batches, f"all pods of {component} were deleted"):
         delete_pods(node_api, SERVICE, {"app.kubernetes.io/component": component})
-    wait_until_available(node_api, "api", SERVICE)
-    wait_until_available(node_api, "reconciler", SERVICE)
+    for name in ("api", "reconciler", "coordinator"):
+        wait_until_available(node_api, name, SERVICE)
 
 
 def test_batch_survives_restart_of_the_kubelet(
@@ -139,11 +139,7 @@ def test_each_batch_has_every_line_once_and_events_of_its_faults(
         types = [event.type for event in events(whole_stack, batch_id)]
         assert {"batch.in_progress", "job.launched", "job.running"} <= set(types)
         assert types[-1] == "batch.completed"
-        assert {"CreatedHeadPod", "CreatedWorkerPod"} <= reasons_of_events(node_api, batch_id)
-
-
-def reasons_of_events(api: KubernetesApi, batch_id: str) -> set[str]:
-    """Return Kubernetes' events about the batch's Ray clusters."""
-    jobs = [each for each in api.list("ray.io/v1", "RayJob", JOBS) if batch_of(each) == batch_id]
-    clusters = {each["status"]["rayClusterName"] for each in jobs}
-    return {each["reason"] for each in api.list("v1", "Event", JOBS) if each["involvedObject"]["name"] in clusters}
+    reasons = {
+        each["reason"] for each in node_api.list("v1", "Event", JOBS) if each["involvedObject"]["kind"] == "RayCluster"
+    }
+    assert {"CreatedHeadPod", "CreatedWorkerPod"} <= reasons

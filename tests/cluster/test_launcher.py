@@ -1,5 +1,6 @@
 """KubeRay launcher with the service account of the stack, on a real API server."""
 
+import base64
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,12 +11,14 @@ from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.errors import LauncherError
 from service.ports import JobState
 from tests.cluster.api import KubernetesApi
-from tests.cluster.deployed import JOBS, SERVICE, Deployed, job_spec
+from tests.cluster.deployed import JOBS, SERVICE, TOKEN, Deployed, job_spec
 
 pytestmark = pytest.mark.cluster
 
 ALLOWED = [("ray.io", "rayjobs", verb, JOBS) for verb in ("create", "get", "list", "watch", "delete")] + [
-    ("", "pods", "list", JOBS)
+    ("", "pods", "list", JOBS),
+    ("", "secrets", "create", JOBS),
+    ("", "secrets", "update", JOBS),
 ]
 FORBIDDEN = [
     *(("ray.io", "rayjobs", verb, JOBS) for verb in ("update", "patch", "deletecollection")),
@@ -26,7 +29,8 @@ FORBIDDEN = [
     ("", "pods/log", "get", JOBS),
     ("", "pods/ephemeralcontainers", "patch", JOBS),
     ("", "pods", "list", SERVICE),
-    *(("", "secrets", verb, place) for verb in ("get", "list", "watch", "create") for place in (JOBS, SERVICE, "")),
+    *(("", "secrets", verb, place) for verb in ("get", "list", "watch", "delete") for place in (JOBS, SERVICE, "")),
+    *(("", "secrets", verb, place) for verb in ("create", "update") for place in (SERVICE, "")),
     *(("", "configmaps", verb, place) for verb in ("get", "update") for place in (JOBS, SERVICE)),
     *(("", "serviceaccounts/token", "create", place) for place in (JOBS, SERVICE)),
     *(("", "namespaces", verb, "") for verb in ("get", "list", "create", "delete")),
@@ -69,19 +73,24 @@ def test_launcher_has_no_other_rights(deployed: Deployed) -> None:
         assert [asked for asked in FORBIDDEN if own.may(*asked)] == []
 
 
-def test_repeated_launches_create_one_rayjob(launcher: KubeRayLauncher, deployed: Deployed, api: KubernetesApi) -> None:
-    launcher.launch(job_spec(1))
-    launcher.launch(job_spec(1))
+def test_repeated_launches_create_one_rayjob_and_secret(
+    launcher: KubeRayLauncher, deployed: Deployed, api: KubernetesApi
+) -> None:
+    launcher.launch(job_spec(1), TOKEN)
+    launcher.launch(job_spec(1), TOKEN)
     with KubeRayLauncher(RayJobsApi(open_client(deployed.reconciler), JOBS), deployed.templates) as after_a_restart:
-        after_a_restart.launch(job_spec(1))
+        after_a_restart.launch(job_spec(1), "another")
     made = [each["metadata"]["name"] for each in api.list("ray.io/v1", "RayJob", JOBS)]
-    assert made == ["batch-00000000000000000000000000000001-1"]
+    assert made == ["job-00000000000000000000000000000001"]
+    (secret,) = (each for each in api.list("v1", "Secret", JOBS) if each["metadata"]["name"] == made[0])
+    assert base64.b64decode(secret["data"]["token"]).decode() == "another"
+    assert [owner["name"] for owner in secret["metadata"]["ownerReferences"]] == made
     assert launcher.status(job_spec(1).job_id).state == JobState.PENDING
 
 
 def test_watch_reports_status_changes(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
-    launcher.launch(job_spec(2))
-    name = "batch-00000000000000000000000000000002-1"
+    launcher.launch(job_spec(2), TOKEN)
+    name = "job-00000000000000000000000000000002"
     until(lambda: launcher.status(job_spec(2).job_id).state == JobState.PENDING)
     rayjob = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": name, "namespace": JOBS}}
     status = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
@@ -90,7 +99,7 @@ def test_watch_reports_status_changes(launcher: KubeRayLauncher, api: Kubernetes
 
 
 def test_stopped_job_is_missing_after_its_rayjob_is_deleted(launcher: KubeRayLauncher) -> None:
-    launcher.launch(job_spec(3))
+    launcher.launch(job_spec(3), TOKEN)
     launcher.stop(job_spec(3).job_id)
     # The garbage collector discovers new kinds every 30 s and completes no deletion before.
     until(lambda: launcher.status(job_spec(3).job_id).state == JobState.MISSING, within_s=90)

@@ -11,7 +11,7 @@ from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.ports import JobState
 from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane, kuberay_operator
-from tests.cluster.deployed import JOBS, Deployed, job_spec
+from tests.cluster.deployed import JOBS, TOKEN, Deployed, job_spec
 
 pytestmark = pytest.mark.cluster
 JOB = job_spec(9)
@@ -21,7 +21,7 @@ JOB = job_spec(9)
 def launcher(cluster: ControlPlane, deployed: Deployed) -> Iterator[KubeRayLauncher]:
     api = RayJobsApi(open_client(deployed.reconciler), JOBS)
     with kuberay_operator(cluster), KubeRayLauncher(api, deployed.templates) as opened:
-        opened.launch(JOB)
+        opened.launch(JOB, TOKEN)
         yield opened
 
 

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-DEPLOYMENTS = ("api", "reconciler")
+DEPLOYMENTS = ("api", "coordinator", "reconciler")
 STATEFUL_SETS = ("database", "object-store")
 
 
@@ -64,7 +64,8 @@ def test_nodes_have_the_labels_of_their_pools(deployment: Deployment, api: Kuber
 
 def test_controllers_create_every_pod(deployment: Deployment, api: KubernetesApi) -> None:
     assert deployment.warnings == []
-    wanted = {"api": 2, "reconciler": 2, "migrations": 1, "database": 1, "object-store": 1, "object-store-setup": 1}
+    wanted = {"api": 2, "coordinator": 1, "reconciler": 2, "migrations": 1, "database": 1}
+    wanted |= {"object-store": 1, "object-store-setup": 1}
     end = time.monotonic() + 30
     while (made := components(api)) != wanted:
         refused = [each["message"] for each in api.list("v1", "Event", SERVICE) if each["reason"] == "FailedCreate"]

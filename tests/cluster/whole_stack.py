@@ -38,6 +38,9 @@ _MODEL: Final = {
     "engine_args": {"dtype": "float32", "max_model_len": 2048, "enforce_eager": True, "max_num_seqs": 128},
     # Small parts, so that a fault during the batch finds some lines committed and others not.
     "batch_size": 16,
+    # The tests expect one job for each batch, which ends with it.
+    "sharing": "batch",
+    "keep_warm_s": 0,
 }
 
 

@@ -71,9 +71,11 @@ def extension(prepared: Prepared) -> dict[str, Any]:
         ("estimated_completion_at", (int, type(None))),
         ("deadline_risk", (str, type(None))),
         ("gpu_seconds", (float, int)),
+        ("job_id", (str, type(None))),
+        ("failed_jobs", (int,)),
     ],
     ids=["queue_position", "rate_rows_per_second", "eta_seconds", "estimated_completion_at", "deadline_risk",
-         "gpu_seconds"],
+         "gpu_seconds", "job_id", "failed_jobs"],
 )  # fmt: skip
 def test_x_cloister_has(extension: dict[str, Any], field: str, kinds: tuple[type, ...]) -> None:
     assert type(extension[field]) in kinds

@@ -1,10 +1,11 @@
 """A stand-in for a Kubernetes API server with KubeRay's operator, fast enough for tests of a few milliseconds.
 
-It is neither Kubernetes nor KubeRay. Over real HTTP it answers the launcher's requests about RayJobs and pods by the
-rules of the API server: a name is accepted once (409), a missing object is a 404, every change has a new
+It is neither Kubernetes nor KubeRay. Over real HTTP it answers the launcher's requests about RayJobs, Secrets and pods
+by the rules of the API server: a name is accepted once (409), a missing object is a 404, every change has a new
 ``resourceVersion``, a watch continues from a version or ends with 410 if that version has expired, and a deleted object
 exists until its dependents are gone. Its "operator" takes a RayJob through the states of KubeRay 1.6 without creating a
-Ray cluster: it runs the entrypoint as a process with the head container's variables. Schemas, admission, roles, garbage
+Ray cluster: once the Secrets of the head's pod exist, it writes them to their mount paths and runs the entrypoint as a
+process with the head container's variables. Schemas, admission, roles, garbage
 collection and pods are tested on a real cluster.
 """
 
@@ -15,10 +16,11 @@ import shlex
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -51,6 +53,7 @@ class Cluster:
         self.is_collecting = True
         self.changed = threading.Condition()
         self.rayjobs: dict[str, JsonObject] = {}
+        self.secrets: dict[str, JsonObject] = {}
         self.version = 100
         self.history: list[tuple[int, str, JsonObject]] = []
         self.forgotten = 0
@@ -72,6 +75,16 @@ class Cluster:
             thread.start()
         self.on_create(name)
         return True
+
+    def put_secret(self, secret: JsonObject, *, replace: bool) -> bool:
+        """Create or replace a Secret; return False if it exists or does not, respectively."""
+        with self.changed:
+            name = secret["metadata"]["name"]
+            if (name in self.secrets) != replace:
+                return False
+            self.secrets[name] = secret
+            self.changed.notify_all()
+            return True
 
     def delete(self, name: str) -> bool:
         with self.changed:
@@ -115,8 +128,11 @@ class Cluster:
         self.set_status(name, jobDeploymentStatus="Initializing", rayClusterName=f"{name}-c1")
         with self.changed:
             rayjob = self.rayjobs[name]
-            head = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+            pod = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+            head = pod["containers"][0]
             variables = {variable["name"]: variable["value"] for variable in head["env"]}
+            if not self._mount(pod.get("volumes", ()), head):
+                return
             process = subprocess.Popen(
                 shlex.split(rayjob["spec"]["entrypoint"]),
                 env={**os.environ, **variables},
@@ -143,9 +159,26 @@ class Cluster:
                     endTime=now(),
                 )
 
+    def _mount(self, volumes: Iterable[JsonObject], container: JsonObject) -> bool:
+        """Wait for the Secrets of a pod, as a kubelet does, and write their files; return False if all ends."""
+        paths = {mount["name"]: Path(mount["mountPath"]) for mount in container.get("volumeMounts", ())}
+        for volume in volumes:
+            secret = volume["secret"]["secretName"]
+            self.changed.wait_for(lambda secret=secret: self.is_closing or secret in self.secrets)
+            if self.is_closing:
+                return False
+            paths[volume["name"]].mkdir(parents=True, exist_ok=True)
+            for file, content in self.secrets[secret]["stringData"].items():
+                (paths[volume["name"]] / file).write_text(content)
+        return True
+
     def _remove(self, name: str) -> None:
         rayjob = self.rayjobs.pop(name, None)
         if rayjob is not None:
+            uid = rayjob["metadata"]["uid"]
+            self.secrets = {
+                key: each for key, each in self.secrets.items() if each["metadata"]["ownerReferences"][0]["uid"] != uid
+            }
             self._note("DELETED", rayjob)
 
     def _note(self, kind: str, rayjob: JsonObject) -> None:
@@ -173,13 +206,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self._is_refused("create"):
+        kind, cluster = urlsplit(self.path).path.split("/")[-1], self.server.cluster
+        if self._is_refused("create secret" if kind == "secrets" else "create"):
             return
-        name = body["metadata"]["name"]
-        if self.server.cluster.create(body):
+        if cluster.put_secret(body, replace=False) if kind == "secrets" else cluster.create(body):
             self._answer(201, body)
         else:
-            self._fail(409, "AlreadyExists", f'rayjobs.ray.io "{name}" already exists')
+            self._fail(409, "AlreadyExists", f'{kind} "{body["metadata"]["name"]}" already exists')
+
+    def do_PUT(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_refused("update secret"):
+            return
+        if self.server.cluster.put_secret(body, replace=True):
+            self._answer(200, body)
+        else:
+            self._fail(404, "NotFound", f'secrets "{body["metadata"]["name"]}" not found')
 
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))

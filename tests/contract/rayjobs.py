@@ -5,15 +5,25 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from ray_job.contract.job_spec import JobSpec, ModelSpec
 
+TOKEN = "token-of-a-job"
 TEMPLATE: dict[str, Any] = {
     "metadata": {"namespace": "jobs"},
     "spec": {
         "entrypoint": "sleep 600",
         "preRunningDeadlineSeconds": 900,
         "deletionStrategy": {"deletionRules": [{"policy": "DeleteSelf", "condition": {"ttlSeconds": 600}}]},
-        "rayClusterSpec": {"headGroupSpec": {"template": {"spec": {"containers": [{"env": []}]}}}},
+        "rayClusterSpec": {
+            "headGroupSpec": {
+                "template": {
+                    "spec": {
+                        "containers": [{"env": []}],
+                        "volumes": [{"name": "job-token", "secret": {"secretName": "set-by-the-launcher"}}],
+                    }
+                }
+            }
+        },
     },
 }
 GPU_TEMPLATE = copy.deepcopy(TEMPLATE)
@@ -28,13 +38,8 @@ TEMPLATES = {"demo": TEMPLATE, "large": GPU_TEMPLATE}
 
 def spec(number: int = 1, *, model: str = "demo") -> JobSpec:
     return JobSpec(
-        job_id=f"batch_{number:032x}-1",
-        batch_id=f"batch_{number:032x}",
-        attempt=1,
-        endpoint="/v1/completions",
-        input_key="files/secret-name",
-        object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
-        database_url="",
+        job_id=f"job_{number:032x}",
+        coordinator_url="http://coordinator.secret-name:8100",
         model=ModelSpec(id=model, source="x"),
     )
 

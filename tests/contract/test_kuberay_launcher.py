@@ -16,27 +16,55 @@ from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.errors import LauncherError, LaunchRefusedError, SettingsError
 from service.ports import JobState
 from tests.contract.kubernetes_stand_in import ApiServer, kubeconfig
-from tests.contract.rayjobs import TEMPLATE, TEMPLATES, spec, until
+from tests.contract.rayjobs import TEMPLATE, TEMPLATES, TOKEN, spec, until
 
 Open = Callable[[], KubeRayLauncher]
 
 
-def test_rayjob_is_the_template_with_name_labels_and_spec(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec(7))
-    rayjob = server.cluster.rayjobs["batch-00000000000000000000000000000007-1"]
-    assert rayjob["metadata"]["labels"] == {"cloister.dev/batch": spec(7).batch_id, "cloister.dev/attempt": "1"}
-    head = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
-    assert head["env"] == [{"name": "CLOISTER_JOB_SPEC", "value": spec(7).to_json()}]
-    head["env"] = []
+def test_rayjob_is_the_template_with_name_label_spec_and_secret(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec(7), TOKEN)
+    name = "job-00000000000000000000000000000007"
+    rayjob = server.cluster.rayjobs[name]
+    assert rayjob["metadata"]["labels"] == {"cloister.dev/job": spec(7).job_id}
+    pod = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    assert pod["containers"][0]["env"] == [{"name": "CLOISTER_JOB_SPEC", "value": spec(7).to_json()}]
+    assert pod["volumes"][0]["secret"]["secretName"] == name
+    pod["containers"][0]["env"] = []
+    pod["volumes"][0]["secret"]["secretName"] = "set-by-the-launcher"
     assert rayjob["spec"] == TEMPLATE["spec"]
+
+
+def test_token_is_in_a_secret_that_the_rayjob_owns(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec(7), TOKEN)
+    (rayjob,), (secret,) = server.cluster.rayjobs.values(), server.cluster.secrets.values()
+    assert secret["stringData"] == {"token": TOKEN}
+    assert TOKEN not in str(rayjob)
+    name, uid = rayjob["metadata"]["name"], rayjob["metadata"]["uid"]
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name, "uid": uid}
+    assert (secret["metadata"]["name"], secret["metadata"]["ownerReferences"]) == (name, [owner])
+
+
+def test_repeated_launch_replaces_the_token(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    launcher.launch(spec(), TOKEN)
+    launcher.launch(spec(), "another")
+    assert [each["stringData"]["token"] for each in server.cluster.secrets.values()] == ["another"]
+
+
+def test_launch_that_failed_before_its_secret_can_be_repeated(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    server.cluster.refusals["create secret"] = (500, "etcdserver: leader changed")
+    with pytest.raises(LauncherError, match=r"cannot create the Secret job-0+1: .* answered 500: etcdserver"):
+        launcher.launch(spec(), TOKEN)
+    server.cluster.refusals.clear()
+    launcher.launch(spec(), TOKEN)
+    assert (len(server.cluster.rayjobs), len(server.cluster.secrets)) == (1, 1)
 
 
 def test_restarted_process_continues_with_the_same_rayjob(server: ApiServer, open_launcher: Open) -> None:
     first = open_launcher()
-    first.launch(spec())
+    first.launch(spec(), TOKEN)
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
     second = open_launcher()
-    second.launch(spec())
+    second.launch(spec(), TOKEN)
     assert second.status(spec().job_id).state is JobState.RUNNING
     assert len(server.cluster.rayjobs) == 1
 
@@ -44,7 +72,7 @@ def test_restarted_process_continues_with_the_same_rayjob(server: ApiServer, ope
 def test_hundred_running_jobs_cost_no_requests(server: ApiServer, launcher: KubeRayLauncher) -> None:
     jobs = [spec(number) for number in range(100)]
     for job in jobs:
-        launcher.launch(job)
+        launcher.launch(job, TOKEN)
         server.cluster.set_status(rayjob_name(job.job_id), jobDeploymentStatus="Running", rayClusterName="c")
     until(lambda: launcher._watch.view(rayjob_name(jobs[-1].job_id)) is not None)
     before = server.cluster.requests.total()
@@ -54,7 +82,7 @@ def test_hundred_running_jobs_cost_no_requests(server: ApiServer, launcher: Kube
 
 
 def test_expired_resource_version_is_listed_again(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     until(lambda: server.cluster.requests["watch"] > 0)
     server.cluster.forget_history()
     until(lambda: server.cluster.requests["list"] >= 2, within_s=1.9)  # a failure would pause for 2 s
@@ -63,7 +91,7 @@ def test_expired_resource_version_is_listed_again(server: ApiServer, launcher: K
 
 
 def test_ended_watch_is_reopened(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     until(lambda: server.cluster.requests["watch"] > 0)
     server.watches_ended += 1
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
@@ -75,7 +103,7 @@ def test_ended_watch_is_reopened(server: ApiServer, launcher: KubeRayLauncher) -
 def test_without_a_watch_each_status_is_a_request(server: ApiServer, open_launcher: Open) -> None:
     server.cluster.refusals["list"] = (403, "rayjobs.ray.io is forbidden: cannot list")
     launcher = open_launcher()
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
     assert launcher.status(spec().job_id).state is JobState.RUNNING
     assert server.cluster.requests["get"] == 1
@@ -83,7 +111,7 @@ def test_without_a_watch_each_status_is_a_request(server: ApiServer, open_launch
 
 def test_state_of_a_lost_watch_is_not_used(server: ApiServer, launcher: KubeRayLauncher) -> None:
     name = rayjob_name(spec().job_id)
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     server.cluster.set_status(name, jobDeploymentStatus="Running", jobStatus="RUNNING")
     until(lambda: launcher._watch.view(name) is not None)
     server.cluster.refusals |= {"list": (500, "etcd is away"), "watch": (500, "etcd is away")}
@@ -98,7 +126,7 @@ def test_unreachable_api_server_raises_launcher_error(call: str, server: ApiServ
     server.shutdown()
     server.server_close()
     with pytest.raises(LauncherError, match=r"cannot reach the Kubernetes API at http://127"):
-        getattr(launcher, call)(spec() if call == "launch" else spec().job_id)
+        getattr(launcher, call)(*((spec(), TOKEN) if call == "launch" else (spec().job_id,)))
 
 
 def test_wrong_token_is_not_reported_as_a_missing_job(server: ApiServer, tmp_path: Path) -> None:
@@ -114,7 +142,7 @@ def test_refusal_has_the_message_of_the_api_server_without_the_spec(
 ) -> None:
     server.cluster.refusals["create"] = (403, "exceeded quota: jobs, requested: nvidia.com/gpu=1")
     with pytest.raises(LauncherError, match="answered 403: exceeded quota: jobs, requested") as caught:
-        launcher.launch(spec())
+        launcher.launch(spec(), TOKEN)
     assert "secret-name" not in str(caught.value)
 
 
@@ -134,7 +162,7 @@ def test_permanent_refusal_is_distinguished_from_a_temporary_one(
 ) -> None:
     server.cluster.refusals["create"] = (status, message)
     with pytest.raises(LauncherError, match=message) as caught:
-        launcher.launch(spec())
+        launcher.launch(spec(), TOKEN)
     assert isinstance(caught.value, LaunchRefusedError) == is_final
 
 
@@ -151,7 +179,7 @@ def test_rayjob_that_ended_long_ago_is_deleted(server: ApiServer, open_launcher:
 
 def test_stopped_job_counts_as_running_until_its_pods_are_gone(server: ApiServer, launcher: KubeRayLauncher) -> None:
     server.cluster.is_collecting = False
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", jobStatus="RUNNING")
     launcher.stop(spec().job_id)
     assert launcher.status(spec().job_id).state is JobState.RUNNING
@@ -164,7 +192,7 @@ def test_stopped_job_counts_as_running_until_its_pods_are_gone(server: ApiServer
 
 @pytest.mark.parametrize("late", ["MODIFIED", "ADDED"])
 def test_late_event_does_not_restore_a_deleted_job(late: str, server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     rayjob = server.cluster.rayjobs[rayjob_name(spec().job_id)]
     server.cluster.delete(rayjob_name(spec().job_id))
     until(lambda: launcher.status(spec().job_id).state is JobState.MISSING)
@@ -173,7 +201,7 @@ def test_late_event_does_not_restore_a_deleted_job(late: str, server: ApiServer,
 
 
 def test_late_event_does_not_undo_the_end_of_a_job(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     rayjob = copy.deepcopy(server.cluster.rayjobs[rayjob_name(spec().job_id)])
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
     until(lambda: launcher.status(spec().job_id).state is JobState.SUCCEEDED)
@@ -182,7 +210,7 @@ def test_late_event_does_not_undo_the_end_of_a_job(server: ApiServer, launcher: 
 
 
 def test_late_answer_does_not_restore_a_deleted_job(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     rayjob = copy.deepcopy(server.cluster.rayjobs[rayjob_name(spec().job_id)])
     server.cluster.delete(rayjob_name(spec().job_id))
     until(lambda: launcher.status(spec().job_id).state is JobState.MISSING)
@@ -193,7 +221,7 @@ def test_late_answer_does_not_restore_a_deleted_job(server: ApiServer, launcher:
 def test_missing_job_can_be_launched(server: ApiServer, launcher: KubeRayLauncher) -> None:
     until(lambda: server.cluster.requests["watch"] > 0)
     assert launcher.status(spec().job_id).state is JobState.MISSING
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     until(lambda: launcher._watch.view(rayjob_name(spec().job_id)) is not None)
 
 
@@ -201,7 +229,7 @@ def test_model_without_a_template_is_refused_with_its_accelerator(launcher: Kube
     model = ModelSpec(id="larger", source="x", accelerator="a10g")
     assert "no node pool has its accelerator, a10g" in launcher.refusal(model)
     with pytest.raises(LauncherError, match="larger: it has no RayJob template"):
-        launcher.launch(replace(spec(), model=model))
+        launcher.launch(replace(spec(), model=model), TOKEN)
 
 
 def test_process_outside_of_kubernetes_needs_a_kubeconfig() -> None:

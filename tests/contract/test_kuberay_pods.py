@@ -9,11 +9,11 @@ from ray_job.contract.rayjobs import rayjob_name
 from service.adapters.kuberay_launcher import KubeRayLauncher
 from service.ports import JobState, JobStatus
 from tests.contract.kubernetes_stand_in import ApiServer
-from tests.contract.rayjobs import spec, until
+from tests.contract.rayjobs import TOKEN, spec, until
 
 
 def test_reason_for_waiting_is_repeated_when_the_job_fails_for_it(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     name = rayjob_name(spec().job_id)
     server.cluster.pods = [waiting_pod(cluster="c1")]
     server.cluster.set_status(name, jobDeploymentStatus="Initializing", rayClusterName="c1")
@@ -31,7 +31,7 @@ def test_reason_for_waiting_is_repeated_when_the_job_fails_for_it(server: ApiSer
 
 
 def test_job_is_stuck_if_no_pod_of_a_group_has_run_for_too_long(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     server.cluster.pods = [waiting_pod(cluster="c1")]
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Initializing", rayClusterName="c1")
     until(lambda: launcher._stuck != {} or launcher.status(spec().job_id).is_stuck)
@@ -48,7 +48,7 @@ def later(launcher: KubeRayLauncher, seconds: float) -> str:
 
 
 def test_lack_of_nodes_has_its_own_limit_from_its_detection_on(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     pod = waiting_pod(cluster="c1", node_limit_s="1800")
     message = "0/5 nodes are available: 5 node(s) didn't match Pod's node affinity/selector."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
@@ -64,7 +64,7 @@ def test_lack_of_nodes_has_its_own_limit_from_its_detection_on(server: ApiServer
 
 
 def test_stuck_pod_is_tolerated_while_another_of_its_group_runs(server: ApiServer, launcher: KubeRayLauncher) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     server.cluster.pods = [waiting_pod(cluster="c1"), running_pod(cluster="c1")]
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", rayClusterName="c1")
     until(lambda: launcher.status(spec().job_id).state is JobState.PENDING and launcher._waiting != {})
@@ -75,7 +75,7 @@ def test_stuck_pod_is_tolerated_while_another_of_its_group_runs(server: ApiServe
 def test_engine_on_two_pods_needs_two_of_its_group(
     running: int, is_stuck: bool, server: ApiServer, launcher: KubeRayLauncher
 ) -> None:
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     others = [running_pod(cluster="c1")] * running
     server.cluster.pods = [waiting_pod(cluster="c1", hosts_per_engine="2"), *others]
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Running", rayClusterName="c1")
@@ -87,7 +87,7 @@ def test_engine_on_two_pods_needs_two_of_its_group(
 def gpu_job(server: ApiServer, launcher: KubeRayLauncher) -> JobSpec:
     """A job whose process runs on a Ray cluster that may have workers with GPUs."""
     job = spec(model="large")
-    launcher.launch(job)
+    launcher.launch(job, TOKEN)
     server.cluster.set_status(
         rayjob_name(job.job_id), jobDeploymentStatus="Running", jobStatus="RUNNING", rayClusterName="c1"
     )
@@ -139,7 +139,7 @@ def test_waiting_job_still_waits_if_pods_can_no_longer_be_listed(
 
 def test_state_is_known_if_pods_cannot_be_listed(server: ApiServer, launcher: KubeRayLauncher) -> None:
     server.cluster.refusals["pods"] = (403, "pods is forbidden")
-    launcher.launch(spec())
+    launcher.launch(spec(), TOKEN)
     server.cluster.set_status(rayjob_name(spec().job_id), jobDeploymentStatus="Initializing", rayClusterName="c1")
     until(lambda: server.cluster.requests["pods"] > 0 or launcher.status(spec().job_id).state is JobState.MISSING)
     assert launcher.status(spec().job_id) == JobStatus(state=JobState.PENDING)

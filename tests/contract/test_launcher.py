@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from ray_job.contract.job_spec import JobSpec, ModelSpec
 from service.adapters.kuberay_launcher import KubeRayLauncher
 from service.adapters.memory_launcher import MemoryLauncher
 from service.adapters.ray_jobs_launcher import RayJobsLauncher, last_words
@@ -29,18 +29,20 @@ from service.ports import JobState, JobStatus, Launcher
 from tests.contract.kubernetes_stand_in import kubeconfig, kubernetes_stand_in
 
 TOKEN = "5d2f0c9e8b7a4c61a3f0d4e5b6978812"
+JOB_TOKEN = "token-of-a-job"
 
-# A job that acts by its batch id. Each run appends a line to the file in its input key.
+# A job that acts by the source of its model. Each run appends its token to the file in its coordinator's URL.
 PROGRAM = """
 import json, os, sys, time
 spec = json.loads(os.environ["CLOISTER_JOB_SPEC"])
-with open(spec["input_key"], "a") as file:
-    file.write(os.environ["GIVEN"] + "\\n")
-if spec["batch_id"] == "runs":
+token = os.environ.get("CLOISTER_JOB_TOKEN") or open(os.environ["CLOISTER_JOB_TOKEN_FILE"]).read()
+with open(spec["coordinator_url"], "a") as file:
+    file.write(token + "\\n")
+if spec["model"]["source"] == "runs":
     time.sleep(600)
-if spec["batch_id"] == "fails":
+if spec["model"]["source"] == "fails":
     sys.exit("\\x1b[31mEngineUnavailableError:\\x1b[0m no such model directory")
-if spec["batch_id"] == "has-no-model":
+if spec["model"]["source"] == "has-no-model":
     print("NoModelError: no such model", flush=True)
     sys.exit(4)
 """
@@ -91,7 +93,7 @@ def wait_for_jobs_api(address: str, head: subprocess.Popen[bytes], directory: Pa
         while True:
             assert head.poll() is None, (directory / "head.log").read_text()
             try:
-                launcher.launch(spec("first", directory / "runs"))
+                launcher.launch(spec("first", directory / "runs"), JOB_TOKEN)
             except LauncherError:
                 assert time.monotonic() < end
                 time.sleep(0.3)
@@ -113,7 +115,8 @@ def ray_address() -> Iterator[str]:
 @pytest.fixture(params=["memory", "kuberay", pytest.param("ray", marks=pytest.mark.ray)])
 def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launcher]:
     if request.param == "memory":
-        yield MemoryLauncher(fake_work)
+        memory = MemoryLauncher(lambda job: fake_work(job, memory.tokens[job.job_id]))
+        yield memory
         return
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -122,17 +125,24 @@ def launcher(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launche
         with kubernetes_stand_in(TOKEN) as server:
             path = tmp_path / "kubeconfig"
             path.write_text(kubeconfig(server, TOKEN))
-            with KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), {"demo": template(entrypoint)}) as kuberay:
+            templates = {"demo": template(entrypoint, token_directory=tmp_path / "mounted")}
+            with KubeRayLauncher(RayJobsApi(open_client(path), "jobs"), templates) as kuberay:
                 yield kuberay
         return
     address = request.getfixturevalue("ray_address")
-    with RayJobsLauncher(address, entrypoint=entrypoint, environment={"GIVEN": "given"}, token=TOKEN) as opened:
+    with RayJobsLauncher(address, entrypoint=entrypoint, token=TOKEN) as opened:
         yield opened
 
 
-def template(entrypoint: str) -> dict[str, Any]:
+def template(entrypoint: str, *, token_directory: Path) -> dict[str, Any]:
     """Return a RayJob template with the fields that the stand-in uses."""
-    head = {"spec": {"containers": [{"name": "ray-head", "env": [{"name": "GIVEN", "value": "given"}]}]}}
+    container = {
+        "name": "ray-head",
+        "env": [{"name": "CLOISTER_JOB_TOKEN_FILE", "value": str(token_directory / "token")}],
+        "volumeMounts": [{"name": "job-token", "mountPath": str(token_directory)}],
+    }
+    volume = {"name": "job-token", "secret": {"secretName": "set-by-the-launcher"}}
+    head = {"spec": {"containers": [container], "volumes": [volume]}}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -141,14 +151,14 @@ def template(entrypoint: str) -> dict[str, Any]:
     }
 
 
-def fake_work(spec: JobSpec) -> JobStatus:
-    with Path(spec.input_key).open("a") as file:
-        file.write("given\n")
-    if spec.batch_id == "fails":
+def fake_work(spec: JobSpec, token: str) -> JobStatus:
+    with Path(spec.coordinator_url).open("a") as file:
+        file.write(f"{token}\n")
+    if spec.model.source == "fails":
         return JobStatus(state=JobState.FAILED, message="EngineUnavailableError: no such model directory")
-    if spec.batch_id == "has-no-model":
+    if spec.model.source == "has-no-model":
         return JobStatus(state=JobState.FAILED, message="NoModelError: no such model", is_final=True)
-    return JobStatus(state=JobState.RUNNING if spec.batch_id == "runs" else JobState.SUCCEEDED)
+    return JobStatus(state=JobState.RUNNING if spec.model.source == "runs" else JobState.SUCCEEDED)
 
 
 @pytest.fixture
@@ -156,16 +166,11 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def spec(batch_id: str, runs: Path) -> JobSpec:
+def spec(source: str, runs: Path) -> JobSpec:
     return JobSpec(
-        job_id=f"{batch_id}-{runs.parent.name}",  # the Ray of the fixture outlives the test
-        batch_id=batch_id,
-        attempt=1,
-        endpoint="/v1/completions",
-        input_key=str(runs),
-        object_store=ObjectStoreLocation(kind="directory", root="/nowhere"),
-        database_url="",
-        model=ModelSpec(id="demo", source="x"),
+        job_id=f"{source}-{runs.parent.name}",  # the Ray of the fixture outlives the test
+        coordinator_url=str(runs),
+        model=ModelSpec(id="demo", source=source),
     )
 
 
@@ -180,42 +185,42 @@ def until(launcher: Launcher, job_id: str, *states: JobState) -> JobStatus:
 OVER = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
 
 
-def test_job_receives_its_spec_and_environment(launcher: Launcher, runs: Path) -> None:
+def test_job_receives_its_spec_and_token(launcher: Launcher, runs: Path) -> None:
     job = spec("works", runs)
-    launcher.launch(job)
+    launcher.launch(job, JOB_TOKEN)
     assert until(launcher, job.job_id, *OVER) == JobStatus(state=JobState.SUCCEEDED)
-    assert runs.read_text() == "given\n"
+    assert runs.read_text() == f"{JOB_TOKEN}\n"
 
 
 def test_repeated_launch_has_no_effect(launcher: Launcher, runs: Path) -> None:
     job = spec("works", runs)
-    launcher.launch(job)
-    launcher.launch(job)
+    launcher.launch(job, JOB_TOKEN)
+    launcher.launch(job, JOB_TOKEN)
     until(launcher, job.job_id, *OVER)
-    launcher.launch(job)
+    launcher.launch(job, JOB_TOKEN)
     assert launcher.status(job.job_id).state is JobState.SUCCEEDED
-    assert runs.read_text() == "given\n"
+    assert runs.read_text() == f"{JOB_TOKEN}\n"
 
 
 def test_launched_job_is_not_missing(launcher: Launcher, runs: Path) -> None:
     for number in range(3):
         job = replace(spec("works", runs), job_id=f"works-{runs.parent.name}-{number}")
-        launcher.launch(job)
+        launcher.launch(job, JOB_TOKEN)
         assert launcher.status(job.job_id).state is not JobState.MISSING
 
 
 def test_failed_job_has_the_end_of_its_log(launcher: Launcher, runs: Path) -> None:
     job = spec("fails", runs)
-    launcher.launch(job)
+    launcher.launch(job, JOB_TOKEN)
     status = until(launcher, job.job_id, *OVER)
     assert status.state is JobState.FAILED
-    assert status.message.endswith("EngineUnavailableError: no such model directory")
+    assert "EngineUnavailableError: no such model directory" in status.message  # Ray writes to the same log
     assert not status.is_final
 
 
 def test_job_without_its_model_fails_finally(launcher: Launcher, runs: Path) -> None:
     job = spec("has-no-model", runs)
-    launcher.launch(job)
+    launcher.launch(job, JOB_TOKEN)
     status = until(launcher, job.job_id, *OVER)
     assert (status.state, status.is_final) == (JobState.FAILED, True)
     assert status.message.endswith("NoModelError: no such model")
@@ -223,7 +228,7 @@ def test_job_without_its_model_fails_finally(launcher: Launcher, runs: Path) -> 
 
 def test_job_can_be_stopped_twice(launcher: Launcher, runs: Path) -> None:
     job = spec("runs", runs)
-    launcher.launch(job)
+    launcher.launch(job, JOB_TOKEN)
     until(launcher, job.job_id, JobState.RUNNING)
     launcher.stop(job.job_id)
     # On Kubernetes a stopped job leaves nothing behind.
@@ -235,7 +240,7 @@ def test_job_can_be_stopped_twice(launcher: Launcher, runs: Path) -> None:
 
 def test_stop_of_an_ended_job_has_no_effect(launcher: Launcher, runs: Path) -> None:
     job = spec("works", runs)
-    launcher.launch(job)
+    launcher.launch(job, JOB_TOKEN)
     until(launcher, job.job_id, *OVER)
     launcher.stop(job.job_id)
     assert launcher.status(job.job_id).state is JobState.SUCCEEDED
@@ -253,7 +258,7 @@ def test_unreachable_ray_raises_launcher_error(call: str, tmp_path: Path) -> Non
         RayJobsLauncher(f"http://127.0.0.1:{free_ports(1)[0]}", entrypoint="true") as launcher,
         pytest.raises(LauncherError, match="cannot reach Ray at http://127"),
     ):
-        getattr(launcher, call)(job if call == "launch" else job.job_id)
+        getattr(launcher, call)(*((job, JOB_TOKEN) if call == "launch" else (job.job_id,)))
 
 
 @pytest.mark.ray
@@ -264,7 +269,7 @@ def test_wrong_token_is_not_reported_as_a_missing_job(call: str, ray_address: st
         RayJobsLauncher(ray_address, entrypoint="true", token="wrong") as launcher,
         pytest.raises(LauncherError, match=r"answered 40[13].*RAY_AUTH_TOKEN_PATH"),
     ):
-        getattr(launcher, call)(job if call == "launch" else job.job_id)
+        getattr(launcher, call)(*((job, JOB_TOKEN) if call == "launch" else (job.job_id,)))
 
 
 def test_reason_logged_by_the_job_replaces_the_rest_of_the_log() -> None:

@@ -1,10 +1,14 @@
 """Contract of all object stores."""
 
 import hashlib
+import hmac
+import urllib.parse
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import boto3
+import httpx
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -171,3 +175,95 @@ def test_s3_keys_begin_with_the_prefix(s3_location: ObjectStoreLocation) -> None
     assert client.get_object(Bucket="cloister", Key="some/stack/files/below")["Body"].read() == b"x"
     client.close()
     assert opened.location() == s3_location
+
+
+# URLs that need no credentials
+
+
+def s3_accepts(method: str, url: str, now: datetime) -> bool:
+    """Return whether S3 accepts a presigned URL, with the secret key of these tests. Moto accepts any.
+
+    Source: https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html
+    """
+    parts = urllib.parse.urlsplit(url)
+    query = dict(urllib.parse.parse_qsl(parts.query))
+    signature = query.pop("X-Amz-Signature")
+    assert (query["X-Amz-Algorithm"], query["X-Amz-SignedHeaders"]) == ("AWS4-HMAC-SHA256", "host")
+    _, *scope = query["X-Amz-Credential"].split("/")
+    canonical_query = urllib.parse.urlencode(sorted(query.items()), quote_via=urllib.parse.quote, safe="")
+    request = [method, parts.path, canonical_query, f"host:{parts.netloc}", "", "host", "UNSIGNED-PAYLOAD"]
+    digest = hashlib.sha256("\n".join(request).encode()).hexdigest()
+    key = b"AWS4test"
+    for part in (*scope, "\n".join(["AWS4-HMAC-SHA256", query["X-Amz-Date"], "/".join(scope), digest])):
+        key = hmac.digest(key, part.encode(), "sha256")
+    signed_at = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    is_expired = now > signed_at + timedelta(seconds=int(query["X-Amz-Expires"]))
+    return hmac.compare_digest(key.hex(), signature) and not is_expired
+
+
+@pytest.fixture
+def s3_store(s3_location: ObjectStoreLocation) -> ObjectStore:
+    return open_object_store(s3_location)
+
+
+def test_presigned_url_reads_a_range_of_an_object(s3_store: ObjectStore) -> None:
+    s3_store.put("files/a b", [b"0123456789"])
+    url = s3_store.read_url("files/a b", expires_s=60)
+    answer = httpx.get(url, headers={"range": "bytes=3-5"})
+    assert (answer.status_code, answer.content) == (206, b"345")
+    assert httpx.get(url).content == b"0123456789"
+
+
+def test_presigned_url_writes_an_object(s3_store: ObjectStore) -> None:
+    url = s3_store.write_url("files/new", expires_s=60)
+    for data in (b"first", b"second"):
+        assert httpx.put(url, content=data).status_code == 200
+        assert content(s3_store, "files/new") == data
+
+
+def test_presigned_url_of_a_missing_object_is_not_found(s3_store: ObjectStore) -> None:
+    assert httpx.get(s3_store.read_url("files/none", expires_s=60)).status_code == 404
+
+
+@pytest.mark.parametrize("endpoint_url", ["http://127.0.0.1:9", ""], ids=["own server", "AWS"])
+@pytest.mark.parametrize(("method", "other"), [("GET", "PUT"), ("PUT", "GET")])
+def test_presigned_url_is_for_one_method_one_object_and_some_time(
+    s3_location: ObjectStoreLocation, endpoint_url: str, method: str, other: str
+) -> None:
+    location = ObjectStoreLocation(kind="s3", bucket="b", endpoint_url=endpoint_url, region=s3_location.region)
+    opened = open_object_store(location)
+    url = (opened.read_url if method == "GET" else opened.write_url)("files/mine", expires_s=60)
+    now = datetime.now(UTC)
+    assert s3_accepts(method, url, now)
+    assert s3_accepts(method, url, now + timedelta(seconds=58))
+    assert not s3_accepts(method, url, now + timedelta(seconds=61))
+    assert not s3_accepts(method, url.replace("X-Amz-Expires=60", "X-Amz-Expires=600"), now)
+    assert not s3_accepts(method, url.replace("files/mine", "files/other"), now)
+    assert not s3_accepts(other, url, now)
+
+
+def test_presigned_url_on_aws_is_in_the_region_of_the_bucket(s3_location: ObjectStoreLocation) -> None:
+    del s3_location  # sets credentials
+    opened = open_object_store(ObjectStoreLocation(kind="s3", bucket="cloister", region="eu-west-1"))
+    for url in (opened.read_url("files/a", expires_s=60), opened.write_url("files/a", expires_s=60)):
+        assert urllib.parse.urlsplit(url).netloc == "cloister.s3.eu-west-1.amazonaws.com"
+
+
+def test_url_of_a_directory_names_the_file_of_an_object(tmp_path: Path) -> None:
+    opened = open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path / "my objects")))
+    opened.put("files/a b#1", [b"x"])
+    url = opened.read_url("files/a b#1", expires_s=60)
+    assert url == opened.write_url("files/a b#1", expires_s=60) == f"file://{tmp_path}/my%20objects/files/a%20b%231"
+    assert Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("key", ["../a", "a/../../b", "/etc/passwd", ".staging/a", ""])
+def test_key_that_could_leave_the_store_has_no_url(store: ObjectStore, key: str) -> None:
+    for url in (store.read_url, store.write_url):
+        with pytest.raises(ObjectStoreError, match="not allowed"):
+            url(key, expires_s=60)
+
+
+def test_url_of_a_missing_object_can_be_made(store: ObjectStore) -> None:
+    assert store.read_url("files/none", expires_s=60)
+    assert store.write_url("batches/new/parts/1", expires_s=60)

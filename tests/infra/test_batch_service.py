@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -34,9 +35,9 @@ def test_two_replicas_run_and_one_may_be_evicted(name: str) -> None:
     recording = preview(name)
     replicas = {each.name: each.inputs["spec"]["replicas"] for each in recording.of_type("Deployment")}
     assert replicas["api"] >= 2
-    assert replicas["reconciler"] == 2
+    assert (replicas["reconciler"], replicas["coordinator"]) == (2, 1)
     budgets = {each.name: each.inputs["spec"]["maxUnavailable"] for each in recording.of_type("PodDisruptionBudget")}
-    assert budgets == {"api": 1, "reconciler": 1}
+    assert budgets == {"api": 1, "coordinator": 1, "reconciler": 1}
 
 
 def test_autoscaler_sets_the_number_of_api_pods() -> None:
@@ -47,7 +48,7 @@ def test_autoscaler_sets_the_number_of_api_pods() -> None:
     assert api.ignore_changes == ("spec.replicas",)
 
 
-@pytest.mark.parametrize("name", ["api", "reconciler"])
+@pytest.mark.parametrize("name", ["api", "reconciler", "coordinator"])
 def test_probes_use_the_endpoints_of_the_service(name: str) -> None:
     container = pod(preview(), name)["spec"]["containers"][0]
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
@@ -61,8 +62,29 @@ def test_environment_has_the_settings_and_no_password(name: str) -> None:
     assert variables["CLOISTER_KUBERNETES_NAMESPACE"].endswith("-jobs")
     assert variables["PGPASSFILE"] == "/run/cloister/credentials/pgpass"
     assert variables["CLOISTER_OBJECT_STORE"].startswith("s3://")
-    for url in (variables["CLOISTER_DATABASE_URL"], variables["CLOISTER_JOB_DATABASE_URL"]):
-        assert ":" not in url.partition("://")[2].partition("@")[0]
+    assert ":" not in variables["CLOISTER_DATABASE_URL"].partition("://")[2].partition("@")[0]
+
+
+def test_jobs_reach_the_coordinator_at_its_service() -> None:
+    recording = preview()
+    url = urlsplit(environment(recording, "reconciler")["CLOISTER_COORDINATOR_URL"])
+    (service,) = [each for each in recording.of_type("Service") if each.name == "coordinator"]
+    metadata, spec = service.inputs["metadata"], service.inputs["spec"]
+    assert url.hostname == f"{metadata['name']}.{metadata['namespace']}.svc"
+    assert [url.port] == [port["port"] for port in spec["ports"]]
+    template = pod(recording, "coordinator")
+    assert spec["selector"].items() <= template["metadata"]["labels"].items()
+    (port,) = template["spec"]["containers"][0]["ports"]
+    assert (port["name"], str(port["containerPort"])) == (
+        spec["ports"][0]["targetPort"],
+        environment(recording, "coordinator")["CLOISTER_COORDINATOR_PORT"],
+    )
+
+
+def test_coordinator_has_the_logins_of_the_service() -> None:
+    api, coordinator = pod(preview(), "api")["spec"], pod(preview(), "coordinator")["spec"]
+    assert coordinator["initContainers"] == api["initContainers"]
+    assert coordinator["containers"][0]["command"] == ["python", "-m", "service.coordinator"]
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -119,7 +141,6 @@ def test_new_image_creates_a_new_migrations_job() -> None:
 def test_migrations_have_the_login_of_the_database_only() -> None:
     spec = pod(preview(), "migrations")["spec"]
     assert spec["containers"][0]["command"] == ["python", "-m", "service.db"]
-    assert environment(preview(), "migrations")["CLOISTER_JOB_ROLE"] == "cloister_acme_dev_job"
     assert "object-store-credentials" not in str(spec["volumes"])
 
 
@@ -152,10 +173,10 @@ def test_stack_without_ingress_section_has_no_ingress() -> None:
     assert not preview("dev").of_type("Ingress")
 
 
-def test_ca_certificate_of_an_external_database_reaches_service_and_jobs() -> None:
+def test_ca_certificate_of_an_external_database_reaches_the_service_only() -> None:
     recording = preview("own-postgres-and-s3")
     maps = [each for each in recording.of_type("ConfigMap") if each.inputs["metadata"]["name"] == "database-ca"]
-    assert len({each.inputs["metadata"]["namespace"] for each in maps}) == 2
+    assert [each.inputs["metadata"]["namespace"] for each in maps] == ["cloister-initech-prod"]
     assert "database-ca" in str(pod(recording, "api")["spec"]["volumes"])
     assert "sslrootcert" in environment(recording, "api")["CLOISTER_DATABASE_URL"]
 
@@ -171,11 +192,18 @@ def test_api_key_of_the_http_engine_reaches_its_workers_only() -> None:
     assert f'"secretName": "{secret.inputs["metadata"]["name"]}"' in "".join(templates.inputs["data"].values())
 
 
-def test_jobs_have_other_logins_than_the_service() -> None:
-    secrets = {
-        (each.inputs["metadata"]["namespace"], each.inputs["metadata"]["name"]): each.inputs["stringData"]
-        for each in preview("dev").of_type("Secret")
+def secrets_of_jobs(recording: Recording) -> dict[str, dict[str, str]]:
+    return {
+        each.inputs["metadata"]["name"]: each.inputs["stringData"]
+        for each in recording.of_type("Secret")
+        if each.inputs["metadata"]["namespace"].endswith("-jobs")
     }
-    for name in ("database-credentials", "object-store-credentials"):
-        assert secrets["cloister-acme-dev", name] != secrets["cloister-acme-dev-jobs", name]
-    assert ":cloister_acme_dev_job:" in secrets["cloister-acme-dev-jobs", "database-credentials"]["pgpass"]
+
+
+def test_jobs_have_no_login_but_the_key_that_copies_weights() -> None:
+    copied, mounted = (
+        secrets_of_jobs(previewed(model_weights=section))
+        for section in ({"kind": "object_store"}, {"kind": "volume", "claim": "model-weights"})
+    )
+    assert (list(copied), list(mounted)) == (["weights-credentials"], [])
+    assert "aws_access_key_id = cloister-acme-dev-jobs" in copied["weights-credentials"]["aws"]

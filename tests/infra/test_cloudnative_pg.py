@@ -31,7 +31,6 @@ def args(*, keep_data: bool = True, **changes: Any) -> CloudNativePgArgs:
         "storage": "50Gi",
         "protection": DataProtection(provider=provider, keep_data=keep_data),
         "owner_password": "for-owner",
-        "job_password": "for-job",
         "store": STORE,
         "backup": BackupSection(schedule="0 0 3 * * *", retention_days=14),
     }
@@ -41,7 +40,7 @@ def args(*, keep_data: bool = True, **changes: Any) -> CloudNativePgArgs:
 def recorded(**changes: Any) -> Recording:
     def program() -> None:
         connection = CloudNativePgDatabase("database", args(**changes)).connection
-        pulumi.export("url", connection.url(connection.owner))
+        pulumi.export("url", connection.url)
 
     return record(program)
 
@@ -62,17 +61,13 @@ def test_passwords_and_keys_are_in_secrets_only() -> None:
 
     secrets = recording.of_type("Secret")
     assert all(secret.is_secret(("stringData",)) for secret in secrets)
-    assert {secret.name for secret in secrets} == {"database-owner", "database-job", "database-backup-key"}
+    assert {secret.name for secret in secrets} == {"database-owner", "database-backup-key"}
     others = str([resource.inputs for resource in recording.resources if resource not in secrets])
-    assert not any(value in others for value in ("for-owner", "for-job", "for-backups"))
+    assert not any(value in others for value in ("for-owner", "for-backups"))
 
 
-def test_job_role_is_no_superuser_and_the_superuser_cannot_log_in() -> None:
-    cluster = spec(recorded(), "Cluster")
-
-    assert cluster["enableSuperuserAccess"] is False
-    [role] = cluster["managed"]["roles"]
-    assert (role["name"], role["superuser"]) == ("cloister_acme_prod_job", False)
+def test_superuser_cannot_log_in() -> None:
+    assert spec(recorded(), "Cluster")["enableSuperuserAccess"] is False
 
 
 def test_scheduled_backups_use_the_object_store_of_the_stack() -> None:

@@ -40,7 +40,7 @@ def test_all_errors_are_reported_with_their_keys() -> None:
         models=[{"id": "a"}],
         retention_days=0,
         environment=None,
-        database_job_password=None,
+        database_owner_password=None,
     )
     assert set(problems(wrong)) >= {
         "customer",
@@ -48,14 +48,13 @@ def test_all_errors_are_reported_with_their_keys() -> None:
         "environment",
         "database.url",
         "database.job_rol",
-        "database.job_role",
         "database.networks",
         "api.replicas",
         "node_pools.system.nodes",
         "node_pools.cpu.cpus",
         "models[0].source",
         "retention_days",
-        "database_job_password",
+        "database_owner_password",
     }
 
 
@@ -101,15 +100,15 @@ def test_secret_in_plain_text_is_refused_without_its_value() -> None:
 
 
 def test_missing_secret_is_reported_with_the_command_that_sets_it() -> None:
-    found = problems(changed(database_job_password=None))
-    assert "pulumi config set --secret cloister:database_job_password" in found["database_job_password"]
+    found = problems(changed(database_owner_password=None))
+    assert "pulumi config set --secret cloister:database_owner_password" in found["database_owner_password"]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("database_owner_password", "two\nlines"),
-        ("database_job_password", " "),
+        ("database_owner_password", " "),
         ("object_store_secret_access_key", "with/slash+plus"),
     ],
 )
@@ -294,10 +293,10 @@ def test_limits_count_the_most_nodes_of_an_autoscaler() -> None:
     assert "must be at most 10" in problems(values | {"limits": {"job_gpus": 11}})["limits.job_gpus"]
 
 
-def test_external_database_needs_tls_and_two_roles() -> None:
+def test_external_database_needs_tls() -> None:
     own = dict(stack_text("own-postgres-and-s3").values["database"])
-    found = problems(changed(database=own | {"url": "postgresql://a@db.example:5432/a", "job_role": "a"}))
-    assert set(found) == {"database.url", "database.job_role"}
+    found = problems(changed(database=own | {"url": "postgresql://a@db.example:5432/a"}))
+    assert set(found) == {"database.url"}
     own.pop("ca_certificate")
     assert set(problems(changed(database=own))) == {"database.ca_certificate"}
 

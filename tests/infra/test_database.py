@@ -23,14 +23,13 @@ def protection(*, keep_data: bool = True) -> DataProtection:
 def args(*, keep_data: bool = True, **changes: Any) -> BundledDatabaseArgs:
     wanted: dict[str, Any] = {"names": NAMES, "image": IMAGE, "storage": "20Gi"}
     wanted |= {"protection": protection(keep_data=keep_data)}
-    return BundledDatabaseArgs(**wanted | {"owner_password": "for-owner", "job_password": "for-job"} | changes)
+    return BundledDatabaseArgs(**wanted | {"owner_password": "for-owner"} | changes)
 
 
 def bundled(**changes: Any) -> Recording:
     def program() -> None:
         connection = BundledDatabase("database", args(**changes)).connection
-        pulumi.export("owner", connection.url(connection.owner))
-        pulumi.export("job", connection.url(connection.job))
+        pulumi.export("url", connection.url)
 
     return record(program)
 
@@ -43,37 +42,32 @@ def external(ssl_mode: SslMode = "verify-full", ca_pem: str = "") -> DatabaseCon
     address: dict[str, Any] = {"host": "db.example", "port": 5433, "database": "batches"}
     return DatabaseConnection(
         owner=DatabaseLogin(**address, role="cloister", password="for-owner"),
-        job=DatabaseLogin(**address, role="cloister_job", password="for-job"),
         ssl_mode=ssl_mode,
         ca_pem=ca_pem,
     )
 
 
-def url(connection: DatabaseConnection, login: DatabaseLogin) -> str:
-    return str(record(lambda: pulumi.export("url", connection.url(login))).outputs["url"])
+def url(connection: DatabaseConnection) -> str:
+    return str(record(lambda: pulumi.export("url", connection.url)).outputs["url"])
 
 
-def test_urls_of_the_bundled_database_have_no_password() -> None:
-    outputs = bundled().outputs
-
-    base = "database.cloister-acme-dev.svc:5432/cloister_acme_dev?sslmode=disable"
-    assert outputs["owner"] == f"postgresql://cloister_acme_dev@{base}"
-    assert outputs["job"] == f"postgresql://cloister_acme_dev_job@{base}"
+def test_url_of_the_bundled_database_has_no_password() -> None:
+    address = "database.cloister-acme-dev.svc:5432/cloister_acme_dev?sslmode=disable"
+    assert bundled().outputs["url"] == f"postgresql://cloister_acme_dev@{address}"
 
 
-def test_passwords_are_in_one_secret_only() -> None:
+def test_password_is_in_one_secret_only() -> None:
     recording = bundled()
 
     passwords = recording.named("database-passwords")
-    assert passwords.inputs["stringData"] == {"owner": "for-owner", "job": "for-job"}
+    assert passwords.inputs["stringData"] == {"owner": "for-owner"}
     assert passwords.is_secret(("stringData", "owner"))
     others = [resource.inputs for resource in recording.resources if resource.name != "database-passwords"]
     assert "for-owner" not in str(others)
-    assert "for-job" not in str(others)
 
 
 def test_new_password_replaces_the_pod() -> None:
-    before, same, after = bundled(), bundled(), bundled(job_password="another")
+    before, same, after = bundled(), bundled(), bundled(owner_password="another")
 
     assert pod(before)["metadata"] == pod(same)["metadata"]
     assert pod(before)["metadata"]["annotations"] != pod(after)["metadata"]["annotations"]
@@ -103,8 +97,8 @@ def test_placement_and_pull_secret_apply_to_the_pod() -> None:
 def test_external_database_is_verified_with_its_ca_or_those_of_the_system() -> None:
     own, known = external(ca_pem="PEM"), external()
 
-    assert url(own, own.owner) == (
+    assert url(own) == (
         "postgresql://cloister@db.example:5433/batches?sslmode=verify-full&sslrootcert=/etc/cloister/database-ca/ca.crt"
     )
-    assert url(known, known.job).endswith("/batches?sslmode=verify-full&sslrootcert=system")
-    assert url(external("require"), own.job).endswith("?sslmode=require")
+    assert url(known).endswith("/batches?sslmode=verify-full&sslrootcert=system")
+    assert url(external("require")).endswith("?sslmode=require")

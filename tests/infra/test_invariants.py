@@ -168,6 +168,20 @@ def variable(**changes: Any) -> Change:
     return lambda body: container_of(body)["env"].append(changes)
 
 
+def mounted(volume: dict[str, Any]) -> Change:
+    """Add a volume to a pod and mount it in its container."""
+
+    def change(body: dict[str, Any]) -> None:
+        spec_of(body)["volumes"].append({"name": "added", **volume})
+        container_of(body).setdefault("volumeMounts", []).append({"name": "added", "mountPath": "/added"})
+
+    return change
+
+
+def projected(source: dict[str, Any]) -> dict[str, Any]:
+    return {"projected": {"sources": [source]}}
+
+
 BAD: list[tuple[str, str, Change]] = [
     ("images_by_digest", "deployment", set_in(container_of, image="registry.example/service:1.2")),
     ("images_by_digest", "deployment", set_in(container_of, image="service@sha256:" + "0" * 64)),
@@ -192,6 +206,10 @@ BAD: list[tuple[str, str, Change]] = [
     ("no_secret_in_an_environment", "deployment", variable(name="DATABASE_PASSWORD", value="s3cret")),
     ("no_secret_in_an_environment", "deployment", variable(name="A", valueFrom={"secretKeyRef": {"name": "a"}})),
     ("no_secret_in_an_environment", "deployment", set_in(container_of, envFrom=[{"secretRef": {"name": "a"}}])),
+    ("no_credentials_in_ray_pods", "templates", in_template(mounted({"secret": {"secretName": "database"}}))),
+    ("no_credentials_in_ray_pods", "templates", in_template(mounted({"secret": {"secretName": "http-engine"}}))),
+    ("no_credentials_in_ray_pods", "templates", in_template(mounted(projected({"serviceAccountToken": {}})))),
+    ("no_credentials_in_ray_pods", "templates", in_template(mounted(projected({"secret": {"name": "database"}})))),
     ("probes_on_servers", "deployment", lambda body: container_of(body).pop("readinessProbe")),
     ("probes_on_servers", "deployment", lambda body: container_of(body).pop("livenessProbe")),
     ("owner_labels", "deployment", lambda body: body["metadata"]["labels"].pop("cloister.dev/customer")),
@@ -240,6 +258,10 @@ def test_every_invariant_has_a_bad_resource() -> None:
 
     assert set(INVARIANTS) == {name for name, _, _ in BAD} | tested_separately
     assert all(statement.endswith(".") for statement in INVARIANTS.values())
+
+
+def test_head_may_mount_the_token_of_its_job() -> None:
+    assert broken("templates", in_template(mounted({"secret": {"secretName": "set-by-the-launcher"}}))) == set()
 
 
 @pytest.mark.parametrize("option", ["protected", "kept"])

@@ -61,7 +61,7 @@ def test_only_one_stack_deploys_the_platform() -> None:
 
 def test_roles_databases_buckets_and_prefixes_differ_between_stacks() -> None:
     stacks = [StackNames(customer=customer, environment="prod") for customer in ("acme", "globex")]
-    fields = ("database", "job_role", "bucket", "object_prefix", "service_namespace", "jobs_namespace", "instance")
+    fields = ("database", "bucket", "object_prefix", "service_namespace", "jobs_namespace", "instance")
     for field in fields:
         assert getattr(stacks[0], field) != getattr(stacks[1], field)
 
@@ -71,7 +71,7 @@ def test_names_of_stacks_never_collide() -> None:
     seen: dict[str, Any] = {}
     for customer, environment in itertools.product(customers, environments):
         names = StackNames(customer=customer, environment=environment)
-        for name in (names.service_namespace, names.jobs_namespace, names.database, names.job_role):
+        for name in (names.service_namespace, names.jobs_namespace, names.database):
             assert seen.setdefault(name, dataclasses.astuple(names)) == dataclasses.astuple(names), name
 
 

@@ -48,6 +48,13 @@ def test_workers_reach_the_object_store_but_no_database_or_kubernetes() -> None:
     assert {flow.target.name for flow in workers} == {"ray", "object-store", "cluster DNS"}
 
 
+def test_only_heads_reach_the_coordinator_and_no_pod_of_a_job_reaches_the_database() -> None:
+    asking = {flow.source.name for flow in flows(BUNDLED) if flow.target.name == "coordinator"}
+    assert asking == {"ray-head"}
+    connected = {flow.source.name for flow in flows(BUNDLED) if flow.target.name == "database"}
+    assert connected == {"api", "reconciler", "coordinator", "migrations"}
+
+
 def test_all_pods_reach_a_dns_cache_on_its_port_only() -> None:
     args = replace(BUNDLED, dns_networks=("169.254.20.10/32",))
     cached = [flow for flow in flows(args) if flow.target.name == "DNS cache"]

@@ -59,7 +59,7 @@ def setup_environment(recording: Recording) -> dict[str, str]:
 
 
 def test_service_parses_the_object_store_url() -> None:
-    api, _ = own_s3(prefix="/acme/prod/").of_type("Deployment")
+    (api,) = [each for each in own_s3(prefix="/acme/prod/").of_type("Deployment") if each.name == "api"]
     [container] = api.inputs["spec"]["template"]["spec"]["containers"]
     [url] = [variable["value"] for variable in container["env"] if variable["name"] == "CLOISTER_OBJECT_STORE"]
 
@@ -69,10 +69,10 @@ def test_service_parses_the_object_store_url() -> None:
     assert location.endpoint_url == "https://s3.initech.example"
 
 
-def test_jobs_use_the_key_of_the_service_unless_they_have_one() -> None:
+def test_weights_are_copied_with_the_key_of_the_service_unless_there_is_another() -> None:
     def keys(recording: Recording) -> list[str]:
-        secrets = [each for each in recording.of_type("Secret") if each.name.endswith("object-store-credentials")]
-        return [secret.inputs["stringData"]["aws"] for secret in secrets]
+        secrets = [each.inputs["stringData"] for each in recording.of_type("Secret")]
+        return [content["aws"] for content in secrets if content.keys() == {"aws"}]
 
     assert len(set(keys(own_s3(job_access_key_id=None)))) == 1
     assert len(set(keys(own_s3()))) == 2
@@ -96,20 +96,19 @@ def test_key_of_jobs_is_derived_from_the_key_of_the_service() -> None:
     assert files["job_secret_access_key"] != derived_secret("s3cret2", "object store key of jobs")
 
 
-def test_jobs_may_write_parts_and_read_files_only() -> None:
-    statements = job_policy(bucket="batch", prefix="acme/prod", principal="jobs")["Statement"]
+@pytest.mark.parametrize(("prefix", "weights"), [("acme", "acme/llm/*"), ("", "llm/*")])
+def test_key_of_jobs_lists_and_reads_weights_only(prefix: str, weights: str) -> None:
+    policy = job_policy(bucket="batch", prefix=prefix, principal="jobs", weights_prefix="llm")
+    listing, reading = policy["Statement"]
 
-    writes = [s["Resource"] for s in statements if "s3:PutObject" in s["Action"]]
-    assert writes == [["arn:aws:s3:::batch/acme/prod/batches/*"]]
-    actions = {action for statement in statements for action in statement["Action"]}
-    assert actions == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:AbortMultipartUpload"}
+    assert (listing["Action"], listing["Condition"]) == (
+        ["s3:ListBucket"],
+        {"StringLike": {"s3:prefix": [weights]}},
+    )
+    assert (reading["Action"], reading["Resource"]) == (["s3:GetObject"], [f"arn:aws:s3:::batch/{weights}"])
 
 
-def test_jobs_list_their_prefix_only_and_read_weights() -> None:
-    listing, reading, _ = job_policy(bucket="batch", prefix="acme", principal="jobs", weights_prefix="llm")["Statement"]
-
-    assert listing["Condition"] == {"StringLike": {"s3:prefix": ["acme/*"]}}
-    assert "arn:aws:s3:::batch/acme/llm/*" in reading["Resource"]
+def test_policy_of_the_bundled_store_has_the_prefix_of_the_weights() -> None:
     assert "/acme/dev/llm/*" in setup_environment(bundled(weights_prefix="llm"))["POLICY"]
 
 

@@ -44,7 +44,7 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
 @every_shape
 @every_weights
 def test_pods_match_the_schema_of_kubernetes(shape: CatalogueModel, weights: ModelWeightsSection) -> None:
-    rendered = rayjob(shape, weights=weights, has_pull_secret=True, has_database_ca=True, priority_class="jobs")
+    rendered = rayjob(shape, weights=weights, has_pull_secret=True, priority_class="jobs")
     for name, pod in pods(rendered).items():
         manifest = {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": {**pod["metadata"], "name": name}}
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
@@ -103,12 +103,33 @@ def test_only_the_autoscaler_has_a_token_of_the_kubernetes_api() -> None:
     assert "autoscaler-token" in [mount["name"] for mount in options["volumeMounts"]]
 
 
-def test_only_the_head_has_a_database_login() -> None:
-    for name, pod in pods(rayjob(model(**GPU), has_database_ca=True)).items():
-        volumes = {volume["name"] for volume in pod["spec"]["volumes"]}
-        assert ({"database-credentials", "database-ca"} <= volumes) == (name == "head")
-        environment = [variable["name"] for variable in pod["spec"]["containers"][0]["env"]]
-        assert ("PGPASSFILE" in environment) == (name == "head")
+@every_shape
+def test_ray_has_no_credential_but_the_token_in_the_head_and_the_key_of_the_http_engine(shape: CatalogueModel) -> None:
+    for name, pod in pods(rayjob(shape, weights=COPIED)).items():
+        (ray,) = pod["spec"]["containers"]
+        secrets = {volume["name"] for volume in pod["spec"]["volumes"] if "secret" in volume}
+        mounted = secrets & {mount["name"] for mount in ray["volumeMounts"]}
+        assert mounted <= {"job-token"} if name == "head" else mounted <= {"http-engine"}
+        environment = {variable["name"]: variable["value"] for variable in ray["env"]}
+        assert not environment.keys() & {"PGPASSFILE", "AWS_SHARED_CREDENTIALS_FILE", "CLOISTER_JOB_TOKEN"}
+        assert ("CLOISTER_JOB_TOKEN_FILE" in environment) == (name == "head")
+
+
+def test_head_reads_the_token_where_it_is_mounted() -> None:
+    pod = pods(rayjob())["head"]["spec"]
+    (ray,) = pod["containers"]
+    environment = {variable["name"]: variable["value"] for variable in ray["env"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in ray["volumeMounts"]}
+    assert environment["CLOISTER_JOB_TOKEN_FILE"] == f"{mounts['job-token']}/token"
+
+
+def test_only_the_copy_of_weights_has_a_key_of_the_object_store() -> None:
+    pod = pods(rayjob(model(**GPU), weights=COPIED))["v100"]["spec"]
+    (copy,) = pod["initContainers"]
+    environment = {variable["name"]: variable["value"] for variable in copy["env"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in copy["volumeMounts"]}
+    assert environment["AWS_SHARED_CREDENTIALS_FILE"] == f"{mounts['weights-credentials']}/aws"
+    assert "weights-credentials" not in str(pods(rayjob(model(**GPU), weights=MOUNTED)))
 
 
 @every_shape
@@ -220,9 +241,10 @@ def test_ray_cluster_is_deleted_before_its_rayjob() -> None:
 
 
 def test_deadlines_follow_the_settings() -> None:
-    times = JobsSection(deadline_h=2, start_limit_s=600, idle_timeout_s=120)
+    times = JobsSection(start_limit_s=600, idle_timeout_s=120)
     spec = rayjob(model(**GPU), times=times)["spec"]
-    assert (spec["activeDeadlineSeconds"], spec["preRunningDeadlineSeconds"], spec["backoffLimit"]) == (7_200, 600, 0)
+    assert (spec["preRunningDeadlineSeconds"], spec["backoffLimit"]) == (600, 0)
+    assert "activeDeadlineSeconds" not in spec  # a job runs as long as it has work
     assert {group["idleTimeoutSeconds"] for group in spec["rayClusterSpec"]["workerGroupSpecs"]} == {120}
 
 
@@ -311,7 +333,7 @@ def test_pod_of_a_multi_node_engine_has_the_number_of_nodes() -> None:
 
 def test_http_engine_has_no_weights() -> None:
     for pod in pods(rayjob(SHAPES["http"], weights=COPIED)).values():
-        assert [container["name"] for container in pod["spec"]["initContainers"]] == ["credentials"]
+        assert pod["spec"]["initContainers"] == []
 
 
 def test_only_workers_of_the_http_engine_mount_its_api_key() -> None:
@@ -336,17 +358,15 @@ def test_service_loads_and_completes_the_templates(tmp_path: Any) -> None:
     templates = load_templates(tmp_path, catalogue, namespace=NAMES.jobs_namespace)
     demo = catalogue["Org/Demo 1"]
     spec = JobSpec(
-        job_id="batch_0-1",
-        batch_id="batch_0",
-        attempt=1,
-        endpoint="/v1/completions",
-        input_key="files/1",
-        object_store=STORE,
-        database_url="",
+        job_id="job_0",
+        coordinator_url="http://coordinator:8100",
         model=demo.spec,
     )
     body = submitted(templates[demo.id], spec)
-    head = body["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    head_pod = body["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    head = head_pod["containers"][0]
     job_specs = [variable["value"] for variable in head["env"] if variable["name"] == "CLOISTER_JOB_SPEC"]
-    assert [json.loads(value)["job_id"] for value in job_specs] == ["batch_0-1"]
+    assert [json.loads(value)["job_id"] for value in job_specs] == ["job_0"]
+    secrets = [v["secret"]["secretName"] for v in head_pod["volumes"] if v["name"] == "job-token"]
+    assert secrets == ["job-0"]
     assert body["metadata"]["namespace"] == "cloister-acme-dev-jobs"

@@ -8,8 +8,8 @@ from tests.infra.previewed_stacks import STACKS, preview
 def test_launcher_has_the_rights_that_it_uses_only() -> None:
     rules = {(right.resource, verb) for right in LAUNCHER_RIGHTS for verb in right.verbs}
     requests = {name for name in vars(rayjobs_api.RayJobsApi) if not name.startswith("_")}
-    asked = {("rayjobs", request.removesuffix("_all")) for request in requests - {"pods"}}
-    assert rules == asked | {("pods", "list")}
+    asked = {("rayjobs", request.removesuffix("_all")) for request in requests - {"pods", "put_secret"}}
+    assert rules == asked | {("pods", "list"), ("secrets", "create"), ("secrets", "update")}
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -30,4 +30,4 @@ def test_role_is_bound_to_the_reconciler_only() -> None:
         deployment.name: deployment.inputs["spec"]["template"]["spec"]["automountServiceAccountToken"]
         for deployment in preview("dev").of_type("Deployment")
     }
-    assert tokens == {"api": False, "reconciler": True}
+    assert tokens == {"api": False, "coordinator": False, "reconciler": True}

@@ -17,7 +17,7 @@ from tests.infra.previewed_stacks import ROOT, STACKS, changed, preview, preview
 @pytest.mark.parametrize("name", STACKS)
 def test_stack_file_previews_without_a_cluster(name: str) -> None:
     recording = preview(name)
-    assert {deployment.name for deployment in recording.of_type("Deployment")} == {"api", "reconciler"}
+    assert {deployment.name for deployment in recording.of_type("Deployment")} == {"api", "coordinator", "reconciler"}
     assert recording.messages == ()
 
 

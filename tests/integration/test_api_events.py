@@ -19,7 +19,7 @@ from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import Server, create_app
 from service.api.watching import Watching
 from service.backends import Backends
-from service.db import Pool, open_pool
+from service.db import Pool, open_pool, query
 
 REQUEST: dict[str, Any] = {"input_file_id": "file-none", "endpoint": "/v1/completions", "completion_window": "24h"}
 
@@ -64,18 +64,21 @@ def move(api_pool: Pool, batch_id: str, status: str, **data: Any) -> None:
         )
 
 
-def report_progress(api_pool: Pool, batch_id: str, completed: int) -> None:
+def commit_line(api_pool: Pool, batch_id: str) -> None:
+    """Count a completed line, as the coordinator does when a job commits it."""
+    counts = dict.fromkeys(("failed", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"), 0)
     with api_pool.connection() as connection:
-        connection.execute("SELECT report_progress(%s, 1, %s, 0, 0, 0, 0, 0)", [batch_id, completed])
+        values = {"batch_id": batch_id, "completed": 1, "segments_done": 0, **counts}
+        connection.execute(query("record_progress"), values)
 
 
 @pytest.fixture
 def batch_id(client: openai.OpenAI, api_pool: Pool) -> str:
-    """A batch that runs its first job."""
+    """A batch in progress."""
     batch = client.batches.create(**REQUEST)
     move(api_pool, batch.id, "in_progress")
     with api_pool.connection() as connection:
-        connection.execute("UPDATE batches SET attempt = 1, total = 9 WHERE id = %s", [batch.id])
+        connection.execute("UPDATE batches SET segments_left = 1, total = 9 WHERE id = %s", [batch.id])
     return batch.id
 
 
@@ -104,9 +107,7 @@ def test_first_bytes_set_the_reconnection_time(http: httpx.Client, batch_id: str
 def test_progress_is_sent_on_change_at_most_once_a_second(http: httpx.Client, api_pool: Pool, batch_id: str) -> None:
     received: list[tuple[float, int]] = []
     with watch(http, batch_id) as stream:
-        threading.Thread(
-            target=lambda: [(report_progress(api_pool, batch_id, n), time.sleep(0.05)) for n in range(1, 10)]
-        ).start()
+        threading.Thread(target=lambda: [(commit_line(api_pool, batch_id), time.sleep(0.05)) for _ in range(9)]).start()
         for event in stream:
             if event.type == "progress":
                 received.append((time.monotonic(), event.data["request_counts"]["completed"]))

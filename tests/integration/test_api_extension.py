@@ -28,7 +28,7 @@ def test_new_batch_has_an_extension_without_values(client: openai.OpenAI, http: 
         "priority": 0, "paused_at": None,
         "queue_position": None, "rate_rows_per_second": None, "eta_seconds": None, "estimated_completion_at": None,
         "deadline_risk": "low", "gpu_seconds": 0.0, "input_tokens": 0, "cached_tokens": 0, "enqueued_tokens": 0,
-        "attempt": 0, "failed_attempts": 0, "last_job_message": None, "estimate": None,
+        "job_id": None, "failed_jobs": 0, "last_job_message": None, "estimate": None,
     }  # fmt: skip
 
 
@@ -39,24 +39,56 @@ def test_only_retrieval_has_the_extension(client: openai.OpenAI, http: httpx.Cli
     assert client.batches.retrieve(batch.id).to_dict()["x_cloister"]
 
 
-def test_waiting_batches_report_their_queue_position(client: openai.OpenAI, http: httpx.Client, api_pool: Pool) -> None:
+def add_job(api_pool: Pool, batch_id: str, *, failures: int = 0) -> str:
+    """Accept a batch whose own job waits for its launch, and return the job's id."""
+    change(api_pool, batch_id, "status = 'in_progress', model = 'demo/small', domain = id, segments_left = 1")
     with api_pool.connection() as connection:
-        connection.execute("UPDATE batches SET status = 'failed'")
+        connection.execute(
+            "INSERT INTO domains (model, domain, failures) VALUES ('demo/small', %s, %s)", [batch_id, failures]
+        )
+        connection.execute(
+            "INSERT INTO jobs (id, model, domain, model_key, project_id, token_sha256, launch_after) "
+            "SELECT 'job-' || id, model, domain, '', project_id, id::bytea, now() FROM batches WHERE id = %s",
+            [batch_id],
+        )
+    return f"job-{batch_id}"
+
+
+def test_waiting_batches_report_the_queue_position_of_their_job(
+    client: openai.OpenAI, http: httpx.Client, api_pool: Pool
+) -> None:
     ids = [client.batches.create(**REQUEST).id for _ in range(3)]
-    for batch_id in ids:
-        change(api_pool, batch_id, "status = 'in_progress', attempt = 1, launch_after = now()")
+    jobs = [add_job(api_pool, batch_id) for batch_id in ids]
     assert [extension(http, batch_id)["queue_position"] for batch_id in ids] == [1, 2, 3]
-    change(api_pool, ids[0], "launch_after = NULL")
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE jobs SET launch_after = NULL WHERE id = %s", [jobs[0]])
     assert [extension(http, batch_id)["queue_position"] for batch_id in ids] == [None, 1, 2]
+    assert [extension(http, batch_id)["job_id"] for batch_id in ids] == jobs
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE jobs SET gone_at = now(), ended_at = now(), launch_after = NULL")
+
+
+def test_paused_batch_and_one_whose_job_is_draining_have_no_job(
+    client: openai.OpenAI, http: httpx.Client, api_pool: Pool
+) -> None:
+    paused, draining = [client.batches.create(**REQUEST).id for _ in range(2)]
+    for batch_id in (paused, draining):
+        add_job(api_pool, batch_id)
+    change(api_pool, paused, "paused_at = now()")
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE jobs SET draining_at = now() WHERE domain = %s", [draining])
+    for batch_id in (paused, draining):
+        fields = extension(http, batch_id)
+        assert (fields["job_id"], fields["queue_position"]) == (None, None)
 
 
 def test_running_batch_reports_rate_and_forecast(client: openai.OpenAI, http: httpx.Client, api_pool: Pool) -> None:
     batch = client.batches.create(**REQUEST)
+    job_id = add_job(api_pool, batch.id, failures=1)
     change(
         api_pool,
         batch.id,
-        "status = 'in_progress', attempt = 2, failed_attempts = 1, total = 100, completed = 40, rows_per_s = 2,"
-        " progress_at = now(), gpus = 4, gpu_seconds = 10, job_running_since = now() - interval '5 seconds',"
+        "total = 100, completed = 40, rows_per_s = 2, progress_at = now(), gpu_seconds = 30,"
         " expires_at = now() + interval '40 seconds'",
     )
     with api_pool.connection() as connection:
@@ -68,7 +100,7 @@ def test_running_batch_reports_rate_and_forecast(client: openai.OpenAI, http: ht
             )
     fields = extension(http, batch.id)
     assert (fields["rate_rows_per_second"], fields["eta_seconds"], fields["deadline_risk"]) == (2.0, 30, "medium")
-    assert fields["gpu_seconds"] == pytest.approx(30, abs=4)
-    assert (fields["attempt"], fields["failed_attempts"], fields["last_job_message"]) == (2, 1, "second")
+    assert fields["gpu_seconds"] == 30
+    assert (fields["job_id"], fields["failed_jobs"], fields["last_job_message"]) == (job_id, 1, "second")
     expected = batch.created_at + timedelta(seconds=30).total_seconds()
     assert fields["estimated_completion_at"] == pytest.approx(expected, abs=5)

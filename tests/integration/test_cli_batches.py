@@ -28,7 +28,7 @@ from service.client.following import EventStream
 from service.model_catalogue import CatalogueModel
 from service.ports import JobStatus
 from service.projects import create_project
-from tests.integration.reconciler_harness import CHAT, RUNNING, SUCCEEDED, Stack, commit, eventually, line, looping
+from tests.integration.reconciler_harness import CHAT, Stack, eventually, line, looping
 
 Command = Callable[..., "Ended"]
 
@@ -110,16 +110,14 @@ def client(environment: dict[str, str]) -> Iterator[openai.OpenAI]:
 
 
 def works(stack: Stack, *, failing: tuple[int, ...] = ()) -> Callable[[JobSpec], JobStatus]:
-    """Return a job that answers every line of its input at once."""
+    """Return a job that answers every line at once, and ends."""
 
     def work(spec: JobSpec) -> JobStatus:
-        content = b"".join(stack.store.read(spec.input_key))
-        numbers = range(1, len(content.splitlines()) + 1)
-        if answered := [number for number in numbers if number not in failing]:
-            commit(stack.store, spec.batch_id, *answered)
-        if failing:
-            commit(stack.store, spec.batch_id, *failing, fails=True)
-        return SUCCEEDED
+        job = stack.job(spec.job_id)
+        for batch_id in {lease.batch_id for lease in job.lease().leases}:
+            if failing:
+                job.commit(*failing, batch_id=batch_id, fails=True)
+        return job.serve()
 
     return work
 
@@ -366,12 +364,11 @@ def test_results_go_to_stdout_or_to_files(cloister: Command, reconciler: Stack, 
 
 
 def test_partial_results_of_a_running_batch(cloister: Command, batch_id: str, stack: Stack) -> None:
-    from service.reconciler.steps import advance
-
-    stack.work = lambda _: RUNNING
-    advance(stack.backends, batch_id)
+    stack.advance(batch_id)
     assert "is in_progress: `cloister watch" in cloister("results", batch_id).err
-    commit(stack.store, batch_id, 2)
+    job = stack.job()
+    job.lease()
+    job.commit(2, batch_id=batch_id)
     ended = cloister("results", batch_id, "--partial", "-o", "some.jsonl")
     assert ended.err.splitlines()[0].startswith("wrote some.jsonl")
     assert (ended.code, custom_ids("some.jsonl")) == (0, ["id-2"])

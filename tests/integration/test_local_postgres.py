@@ -1,4 +1,4 @@
-"""The embedded Postgres: its socket, restarts, and the rights of the job role."""
+"""The embedded Postgres: its socket, its roles, and restarts."""
 
 import os
 from collections.abc import Iterator
@@ -40,33 +40,18 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Layout]:
     _stop(layout, supervisor)
 
 
-def test_job_role_reports_progress(layout: Layout) -> None:
-    with psycopg.connect(layout.database_url("cloister_job")) as connection:
-        row = connection.execute("SELECT report_progress('batch_none', 1, 0, 0, 0, 0, 0, 0)").fetchone()
-    assert row == (False,)
+@pytest.fixture
+def other_role(layout: Layout) -> Iterator[str]:
+    with psycopg.connect(layout.database_url(postgres.SUPERUSER, "postgres"), autocommit=True) as connection:
+        connection.execute("CREATE ROLE other LOGIN")
+        yield "other"
+        connection.execute("DROP ROLE other")
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "SELECT * FROM batches",
-        "SELECT * FROM api_keys",
-        "DELETE FROM files",
-        "CREATE TABLE t ()",
-        "CREATE TEMP TABLE t ()",
-    ],
-)
-def test_job_role_can_do_nothing_else(layout: Layout, statement: str) -> None:
-    with (
-        psycopg.connect(layout.database_url("cloister_job")) as connection,
-        pytest.raises(psycopg.errors.InsufficientPrivilege),
-    ):
-        connection.execute(statement)  # type: ignore[call-overload]
-
-
-def test_job_role_cannot_connect_to_other_databases(layout: Layout) -> None:
+@pytest.mark.parametrize("database", ["cloister", "postgres"])
+def test_only_the_role_of_the_service_can_connect(layout: Layout, other_role: str, database: str) -> None:
     with pytest.raises(psycopg.OperationalError, match="permission denied"):
-        psycopg.connect(layout.database_url("cloister_job").replace("/cloister?", "/postgres?"))
+        psycopg.connect(layout.database_url(other_role, database))
 
 
 def test_only_this_account_can_open_the_socket(layout: Layout) -> None:

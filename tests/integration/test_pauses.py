@@ -9,11 +9,14 @@ import openai
 import pytest
 from openai.types import Batch
 
+from ray_job.contract.job_spec import ModelSpec
 from service.db import Pool
+from service.model_catalogue import CatalogueModel
 from service.ports import JobState, JobStatus
+from service.reconciler.backends import Slots
 from service.reconciler.loop import batches_to_advance
 from service.reconciler.steps import advance
-from tests.integration.reconciler_harness import BATCH, FAILED, Stack, commit, line
+from tests.integration.reconciler_harness import BATCH, FAILED, SUCCEEDED, Stack, line
 from tests.integration.test_api_batches import create, set_status
 
 
@@ -27,7 +30,7 @@ Change = Callable[[str, str], httpx.Response]
 
 
 def pause(stack: Stack, batch_id: str = BATCH) -> None:
-    stack.sql("UPDATE batches SET paused_at = now(), paused_attempt = attempt WHERE id = %s", batch_id)
+    stack.sql("UPDATE batches SET paused_at = now() WHERE id = %s", batch_id)
 
 
 def resume(stack: Stack, batch_id: str = BATCH) -> None:
@@ -91,46 +94,80 @@ def test_invalid_option_is_refused_by_its_name(client: openai.OpenAI, options: A
     assert str(caught.value.param).startswith("x_cloister")
 
 
-def test_paused_job_is_stopped_and_the_rest_runs_after_the_pause(stack: Stack) -> None:
-    stack.create(line(1), line(2))
-    stack.advance()
-    commit(stack.store, BATCH, 1)
+def test_lines_of_a_paused_batch_run_after_the_pause(stack: Stack) -> None:
+    job = stack.started(line(1), line(2))
+    assert job.commit(1)
     pause(stack)
-    stack.advance()  # stops the job
-    assert stack.launcher.status(f"{BATCH}-1").state is JobState.STOPPED
-    paused = stack.advance()
-    assert (paused["status"], paused["attempt"], paused["failed_attempts"]) == ("in_progress", 2, 0)
-    stack.advance()
-    assert len(stack.launcher.launched) == 1
-    assert batches_to_advance(stack.pool, max_running_jobs=2) == []
+    answer = job.lease()
+    assert ([ref.batch_id for ref in answer.lost], answer.leases) == ([BATCH], ())
+    assert stack.advance()["status"] == "in_progress"
     resume(stack)
-    assert [row["id"] for row in batches_to_advance(stack.pool, max_running_jobs=2)] == [BATCH]
-    stack.advance()
-    stack.end_job(2)
+    assert [lease.epoch for lease in job.lease().leases] == [2]
+    assert job.commit()
     completed = stack.advance()
-    assert (completed["status"], completed["completed"], completed["attempt"]) == ("completed", 2, 2)
+    assert (completed["status"], completed["completed"], len(stack.launcher.launched)) == ("completed", 2, 1)
+
+
+def test_pause_during_a_lease_loses_no_result(stack: Stack) -> None:
+    job = stack.started(line(1), line(2))
+    pause(stack)
+    assert job.commit(1)
+    assert stack.batch()["completed"] == 1
 
 
 def test_new_batch_that_is_paused_is_validated_and_not_launched(stack: Stack) -> None:
     stack.create(line(1))
     pause(stack)
     assert stack.advance()["status"] == "in_progress"
-    assert stack.launcher.launched == []
+    stack.advance_jobs()
+    assert stack.jobs() == []
     resume(stack)
     stack.advance()
     assert len(stack.launcher.launched) == 1
 
 
-def test_job_that_ends_because_of_a_short_pause_has_not_failed(stack: Stack) -> None:
+def test_waiting_job_ends_if_all_its_batches_are_paused(stack: Stack) -> None:
+    stack.backends = dataclasses.replace(stack.backends, slots=Slots(default=0))
     stack.create(line(1))
     stack.advance()
     pause(stack)
+    stack.advance_jobs()
+    assert [job["gone_at"] is None for job in stack.jobs()] == [False]
     resume(stack)
-    stack.launcher.end(f"{BATCH}-1", FAILED)
-    assert stack.advance()["failed_attempts"] == 0
+    stack.advance_jobs()
+    assert [job["gone_at"] is None for job in stack.jobs()] == [False, True]
+
+
+def test_job_of_a_paused_batch_works_on_others(stack: Stack) -> None:
+    job = stack.started(line(1))
+    pause(stack)
+    stack.create(line(1), batch_id="batch_2")
+    stack.advance("batch_2")
+    assert [lease.batch_id for lease in job.lease().leases] == ["batch_2"]
+
+
+def test_job_that_fails_during_a_pause_has_not_failed(stack: Stack) -> None:
+    job = stack.started(line(1))
+    pause(stack)
+    stack.launcher.end(job.id, FAILED)
     stack.advance()
-    stack.launcher.end(f"{BATCH}-2", FAILED)
-    assert stack.advance()["failed_attempts"] == 1
+    resume(stack)
+    assert stack.sql("SELECT failures FROM domains") == [{"failures": 0}]
+    stack.advance()
+    stack.job().answer_all()
+    assert stack.advance()["status"] == "completed"
+
+
+def test_job_that_ends_after_a_pause_is_followed_by_another(stack: Stack) -> None:
+    job = stack.started(line(1))
+    pause(stack)
+    job.lease()
+    assert job.end()
+    stack.launcher.end(job.id, SUCCEEDED)
+    stack.advance()
+    resume(stack)
+    stack.advance()
+    assert len(stack.launcher.launched) == 2
 
 
 def test_paused_batch_expires_and_can_be_cancelled(stack: Stack) -> None:
@@ -141,35 +178,20 @@ def test_paused_batch_expires_and_can_be_cancelled(stack: Stack) -> None:
         stack.create(line(1), batch_id=batch_id)
         advance(stack.backends, batch_id)
         pause(stack, batch_id)
-        for _ in ("stop", "record the end"):
-            advance(stack.backends, batch_id)
         stack.sql(f"UPDATE batches SET {change} WHERE id = %s", batch_id)  # noqa: S608 - a constant
+        assert batches_to_advance(stack.pool) == [batch_id]
         advance(stack.backends, batch_id)
     assert [stack.batch(batch_id)["status"] for batch_id in ("batch_a", "batch_b")] == ["expired", "cancelled"]
 
 
-def test_job_of_a_paused_batch_is_told_to_end_after_its_report_was_recorded(stack: Stack) -> None:
-    call = "SELECT report_progress(%s, 1, %s, 0, 0, 0, 0, 0) AS accepted"
-    stack.create(line(1), line(2))
-    stack.advance()
-    assert stack.sql(call, BATCH, 0) == [{"accepted": True}]
+def test_batch_whose_lines_are_all_committed_ends_in_spite_of_a_pause(stack: Stack) -> None:
+    job = stack.started(line(1))
     pause(stack)
-    assert stack.sql(call, BATCH, 1) == [{"accepted": False}]
-    assert stack.batch()["completed"] == 1
-    # Nothing is left to stop after the last line.
-    assert stack.sql(call, BATCH, 2) == [{"accepted": True}]
-
-
-def test_batch_whose_lines_are_all_reported_ends_in_spite_of_a_pause(stack: Stack) -> None:
-    stack.create(line(1))
-    stack.advance()
-    pause(stack)
-    commit(stack.store, BATCH, 1)
-    stack.sql("SELECT report_progress(%s, 1, 1, 0, 0, 0, 0, 0)", BATCH)
+    assert job.commit()
     assert stack.advance()["status"] == "completed"
 
 
-def test_stuck_job_of_a_paused_batch_is_stopped_instead_of_given_up(stack: Stack) -> None:
+def test_stuck_job_of_a_paused_batch_gives_up_nothing(stack: Stack) -> None:
     stack.work = lambda _: JobStatus(state=JobState.PENDING, message="no such image", is_stuck=True)
     stack.create(line(1))
     stack.advance()
@@ -178,12 +200,14 @@ def test_stuck_job_of_a_paused_batch_is_stopped_instead_of_given_up(stack: Stack
     assert stack.batch()["giving_up_at"] is None
 
 
-def test_highest_priority_of_a_project_is_launched_first_and_projects_still_take_turns(stack: Stack) -> None:
-    nothing_runs = dataclasses.replace(stack.backends, max_running_jobs=0)
+def test_highest_priority_of_a_project_is_leased_first_and_projects_still_take_turns(stack: Stack) -> None:
+    model = CatalogueModel(spec=ModelSpec(id="demo", source="x", sharing="stack"))
+    stack.backends = dataclasses.replace(stack.backends, catalogue={"demo": model})
     for batch_id in ("a1", "a2", "a3", "b1"):
         stack.create(line(1), batch_id=batch_id, project=batch_id[0])
-        advance(nothing_runs, batch_id)
+        advance(stack.backends, batch_id)
+    stack.sql("UPDATE segments SET tokens = 60000")
     stack.sql("UPDATE batches SET priority = 50 WHERE id = 'a3'")
     stack.sql("UPDATE batches SET priority = -1 WHERE id = 'a1'")
-    queue = stack.sql("SELECT id FROM launch_queue ORDER BY position")
-    assert [row["id"] for row in queue] == ["a3", "b1", "a2", "a1"]
+    stack.advance_jobs()
+    assert [lease.batch_id for lease in stack.job().lease().leases] == ["a3", "b1", "a2", "a1"]

@@ -11,41 +11,37 @@ import psycopg
 import pytest
 
 from ray_job.contract.job_spec import JobSpec
-from ray_job.contract.object_keys import file_key, parts_prefix
+from ray_job.contract.object_keys import batch_prefix, file_key
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
-from service.errors import LauncherError, ObjectStoreError
+from service.errors import CloisterError, LauncherError, ObjectStoreError
 from service.ports import JobState, JobStatus
 from service.reconciler.loop import run
 from service.reconciler.steps import advance, step
-from tests.integration.reconciler_harness import BATCH, FAILED, SUCCEEDED, Stack, commit, eventually, line
+from tests.integration.reconciler_harness import BATCH, FAILED, RUNNING, SUCCEEDED, Job, Stack, eventually, line
+from tests.integration.recorded_work import write_part
 
 
 def test_batch_goes_from_validating_to_completed(stack: Stack) -> None:
-    def work(spec: JobSpec) -> JobStatus:
-        commit(stack.store, spec.batch_id, 4, 1)
-        commit(stack.store, spec.batch_id, 3, fails=True)
-        return SUCCEEDED
-
-    stack.work = work
-    stack.create(line(1), b"", line(3), line(4))
-    assert stack.advance()["status"] == "in_progress"
+    job = stack.started(line(1), b"", line(3), line(4))
+    assert stack.batch()["status"] == "in_progress"
+    assert job.commit(4, 1)
+    assert job.commit(3, fails=True)
     done = stack.advance()
-    assert (done["status"], done["model"], done["attempt"]) == ("completed", "demo", 1)
+    assert (done["status"], done["model"], done["domain"]) == ("completed", "demo", "p")
     assert (done["total"], done["completed"], done["failed"]) == (3, 2, 1)
     assert (done["input_tokens"], done["output_tokens"]) == (30, 6)
     assert [row["custom_id"] for row in stack.file(done["output_file_id"])] == ["id-1", "id-4"]
     assert [row["custom_id"] for row in stack.file(done["error_file_id"])] == ["id-3"]
     assert None not in (done["in_progress_at"], done["finalizing_at"], done["completed_at"], done["parts_deleted_at"])
-    assert list(stack.store.keys(parts_prefix(BATCH))) == []
+    assert list(stack.store.keys(batch_prefix(BATCH))) == []
 
 
 def test_result_files_have_name_purpose_size_and_expiry(stack: Stack) -> None:
     stack.create(line(1))
     stack.sql("UPDATE batches SET output_expires_after_s = 3600")
     stack.advance()
-    commit(stack.store, BATCH, 1)
-    stack.launcher.end(f"{BATCH}-1", SUCCEEDED)
+    stack.job().answer_all()
     file = stack.sql("SELECT * FROM files WHERE id = %s", stack.advance()["output_file_id"])[0]
     assert (file["filename"], file["purpose"]) == ("batch_1_output.jsonl", "batch_output")
     assert file["expires_at"] - file["created_at"] == timedelta(hours=1)
@@ -53,12 +49,10 @@ def test_result_files_have_name_purpose_size_and_expiry(stack: Stack) -> None:
 
 
 def test_each_transition_adds_an_event(stack: Stack) -> None:
-    stack.create(line(1))
-    stack.advance()
-    stack.end_job(1)
+    stack.started(line(1)).commit()
     stack.advance()
     types = [row["type"] for row in stack.sql("SELECT type FROM batch_events ORDER BY id")]
-    assert types == ["batch.in_progress", "job.launched", "batch.finalizing", "batch.completed"]
+    assert types == ["batch.in_progress", "job.launched", "job.running", "batch.finalizing", "batch.completed"]
 
 
 def test_invalid_input_file_fails_the_batch_with_all_its_errors(stack: Stack) -> None:
@@ -103,11 +97,12 @@ def test_model_that_can_no_longer_run_fails_the_batch_instead_of_a_retry(stack: 
     stack.work = lambda _: FAILED
     stack.create(line(1))
     stack.advance()
-    assert stack.advance()["attempt"] == 2
+    assert stack.advance()["status"] == "in_progress"
     stack.launcher.refusals["demo"] = "its node pool is gone"
     stack.forget_backoff()
+    stack.advance()
     assert stack.advance()["status"] == "failed"
-    assert [error["code"] for error in stack.errors()] == ["model_unavailable"]
+    assert "can no longer run here: its node pool is gone" in stack.errors()[0]["message"]
 
 
 def test_missing_content_of_the_input_file_fails_the_batch(stack: Stack) -> None:
@@ -117,64 +112,66 @@ def test_missing_content_of_the_input_file_fails_the_batch(stack: Stack) -> None
     assert "is gone. Upload it again." in stack.errors()[0]["message"]
 
 
-def test_failed_job_is_retried_after_a_pause(stack: Stack) -> None:
-    stack.create(line(1))
+def test_failed_job_is_followed_by_another_after_a_pause(stack: Stack) -> None:
+    job = stack.started(line(1))
+    stack.launcher.end(job.id, FAILED)
     stack.advance()
-    stack.launcher.end(f"{BATCH}-1", FAILED)
-    waiting = stack.advance()
-    assert (waiting["attempt"], waiting["failed_attempts"], len(stack.launcher.launched)) == (2, 1, 1)
+    stack.advance()
+    assert len(stack.launcher.launched) == 1
     stack.forget_backoff()
-    assert stack.advance()["launch_after"] is None
-    assert [spec.job_id for spec in stack.launcher.launched] == ["batch_1-1", "batch_1-2"]
+    stack.advance()
+    assert len({spec.job_id for spec in stack.launcher.launched}) == 2
+    with pytest.raises(CloisterError):
+        job.commit()
+    stack.job().answer_all()
+    assert stack.advance()["status"] == "completed"
 
 
 def test_four_failures_without_progress_fail_the_batch_and_deliver_its_results(stack: Stack) -> None:
+    job = stack.started(line(1), line(2))
+    job.commit(2)
     stack.work = lambda _: FAILED
-    stack.create(line(1), line(2))
-    commit(stack.store, BATCH, 2)
-    for _ in range(5):
+    stack.launcher.end(job.id, FAILED)
+    for _ in range(10):
         stack.advance()
         stack.forget_backoff()
-        failed = stack.advance()
-    assert (failed["status"], failed["completed"], failed["attempt"]) == ("failed", 1, 4)
+    failed = stack.advance()
+    assert (failed["status"], failed["completed"], len(stack.launcher.launched)) == ("failed", 1, 4)
     assert [row["custom_id"] for row in stack.file(failed["output_file_id"])] == ["id-2"]
     assert stack.errors()[0]["code"] == "job_failed"
-    assert stack.errors()[0]["message"].endswith("Error of the last attempt: ValueError: no such model directory")
+    assert stack.errors()[0]["message"].endswith("Error of the last job: ValueError: no such model directory")
 
 
 def test_failures_with_progress_between_them_are_retried(stack: Stack) -> None:
-    def work(spec: JobSpec) -> JobStatus:
-        commit(stack.store, BATCH, spec.attempt)
-        return SUCCEEDED if spec.attempt == 8 else FAILED
-
-    stack.work = work
     stack.create(*[line(number) for number in range(1, 9)])
-    for _ in range(18):
+    for number in range(1, 9):
+        stack.advance()
+        job = stack.job()
+        job.lease()
+        assert job.commit(number)
+        stack.launcher.end(job.id, FAILED)
         stack.advance()
         stack.forget_backoff()
     assert stack.advance()["status"] == "completed"
 
 
-def test_success_with_missing_lines_counts_as_failure(stack: Stack) -> None:
-    stack.work = lambda _: SUCCEEDED
-    stack.create(line(1))
-    stack.advance()
+def test_success_with_work_left_counts_as_failure(stack: Stack) -> None:
+    job = stack.started(line(1))
+    stack.launcher.end(job.id, SUCCEEDED)
     stack.advance()
     event = stack.sql("SELECT data FROM batch_events WHERE type = 'job.ended'")[0]
-    assert "0 of 1 lines have a result" in event["data"]["reason"]
+    assert "ended while it still had work" in event["data"]["reason"]
 
 
-def test_lost_job_is_retried(stack: Stack) -> None:
-    stack.create(line(1))
+def test_lost_job_is_followed_by_another(stack: Stack) -> None:
+    job = stack.started(line(1), line(2))
+    stack.launcher.forget()
     stack.advance()
-    stack.launcher.forget()
-    batch = stack.advance()
-    assert (batch["attempt"], batch["failed_attempts"]) == (2, 1)
+    assert stack.sql("SELECT failures FROM domains") == [{"failures": 1}]
     stack.forget_backoff()
-    assert stack.advance()["launch_after"] is None
-    stack.launcher.forget()
-    commit(stack.store, BATCH, 1)  # it made progress before it was lost
-    assert stack.advance()["failed_attempts"] == 1
+    stack.advance()
+    stack.job().lease()
+    assert stack.job().id != job.id
 
 
 def test_launcher_that_loses_each_job_fails_the_batch(stack: Stack) -> None:
@@ -184,51 +181,61 @@ def test_launcher_that_loses_each_job_fails_the_batch(stack: Stack) -> None:
         stack.launcher.forget()
         batch = stack.advance()
         stack.forget_backoff()
-    assert (batch["status"], batch["attempt"]) == ("failed", 4)
+    assert (batch["status"], len(stack.launcher.launched)) == ("failed", 4)
     assert "the launcher no longer knows the job" in stack.errors()[0]["message"]
 
 
 def test_unreachable_launcher_changes_nothing(stack: Stack) -> None:
-    stack.create(line(1))
-    stack.advance()
-    before = stack.batch()
+    stack.started(line(1))
+    before = stack.batch(), stack.jobs()
     stack.launcher.is_reachable = False
     with pytest.raises(LauncherError):
         stack.advance()
-    assert stack.batch() == before
+    assert (stack.batch(), stack.jobs()) == before
+
+
+def test_unreachable_launcher_does_not_delay_the_end_of_a_batch(stack: Stack) -> None:
+    stack.started(line(1)).commit()
+    stack.launcher.is_reachable = False
+    advance(stack.backends, BATCH)
+    assert stack.batch()["status"] == "completed"
 
 
 def test_unrecorded_launch_makes_no_second_job(stack: Stack) -> None:
-    stack.create(line(1))
+    stack.started(line(1))
+    # As if killed between launching and recording it.
+    stack.sql("UPDATE jobs SET launch_after = now(), launched_at = NULL")
     stack.advance()
-    stack.sql("UPDATE batches SET launch_after = now()")  # as if killed between launching and recording it
-    assert stack.advance()["launch_after"] is None
+    assert [job["launch_after"] for job in stack.jobs()] == [None]
     assert len(stack.launcher.launched) == 1
 
 
-def test_next_job_starts_when_one_of_the_allowed_number_ends(stack: Stack) -> None:
+def test_next_job_starts_when_one_of_the_allowed_number_is_gone(stack: Stack) -> None:
     for number in (1, 2, 3):
-        stack.create(line(1), batch_id=f"batch_{number}")
-        advance(stack.backends, f"batch_{number}")
+        stack.create(line(1), batch_id=f"batch_{number}", project=f"p{number}")
+        stack.advance(f"batch_{number}")
     assert len(stack.launcher.launched) == 2
-    commit(stack.store, BATCH, 1)
-    stack.launcher.end("batch_1-1", SUCCEEDED)
+    first = stack.launcher.launched[0].job_id
+    Job(stack, first).answer_all()
     stack.advance()
-    advance(stack.backends, "batch_3")
-    assert [spec.batch_id for spec in stack.launcher.launched] == ["batch_1", "batch_2", "batch_3"]
+    assert Job(stack, first).end()
+    stack.launcher.end(first, SUCCEEDED)
+    stack.advance_jobs()
+    stack.advance_jobs()
+    assert len(stack.launcher.launched) == 3
 
 
-def test_cancelled_batch_delivers_its_results(stack: Stack) -> None:
-    stack.create(line(1), line(2), line(3))
-    stack.advance()
-    commit(stack.store, BATCH, 2)
+def test_cancelled_batch_delivers_its_results_without_waiting_for_its_job(stack: Stack) -> None:
+    job = stack.started(line(1), line(2), line(3))
+    job.commit(2)
     stack.cancel()
-    assert stack.advance()["status"] == "cancelling"
-    assert stack.launcher.status(f"{BATCH}-1").state is JobState.STOPPED
     cancelled = stack.advance()
     assert cancelled["status"] == "cancelled"
     assert (cancelled["total"], cancelled["completed"], cancelled["failed"]) == (3, 1, 0)
     assert (len(stack.file(cancelled["output_file_id"])), cancelled["error_file_id"]) == (1, None)
+    assert not job.commit(1)
+    assert stack.launcher.status(job.id).state is JobState.RUNNING
+    assert [ref.segment for ref in job.lease().lost] == [0]
 
 
 def test_batch_cancelled_before_its_job_has_no_files(stack: Stack) -> None:
@@ -238,12 +245,22 @@ def test_batch_cancelled_before_its_job_has_no_files(stack: Stack) -> None:
     assert (cancelled["status"], cancelled["output_file_id"], cancelled["error_file_id"]) == ("cancelled", None, None)
 
 
-def test_expired_batch_has_an_error_line_for_each_request_that_did_not_run(stack: Stack) -> None:
-    stack.create(line(1), line(2), line(3))
+def test_job_whose_batch_was_cancelled_before_it_started_is_stopped(stack: Stack) -> None:
+    stack.create(line(1))
     stack.advance()
-    commit(stack.store, BATCH, 2)
+    stack.cancel()
+    stack.advance()
+    stack.advance_jobs()
+    assert stack.launcher.status(stack.job().id).state is JobState.STOPPED
+    stack.advance_jobs()
+    assert stack.jobs()[0]["gone_at"] is not None
+    assert stack.sql("SELECT failures FROM domains") == [{"failures": 0}]
+
+
+def test_expired_batch_has_an_error_line_for_each_request_that_did_not_run(stack: Stack) -> None:
+    job = stack.started(line(1), line(2), line(3))
+    job.commit(2)
     stack.sql("UPDATE batches SET expires_at = now()")
-    assert stack.advance()["status"] == "in_progress"
     expired = stack.advance()
     assert (expired["status"], expired["completed"], expired["failed"]) == ("expired", 1, 2)
     assert expired["expired_at"] is not None
@@ -266,19 +283,14 @@ def test_batch_expires_without_its_input_file(stack: Stack) -> None:
 
 
 def test_batch_whose_lines_are_done_at_its_deadline_completes(stack: Stack) -> None:
-    stack.create(line(1))
-    stack.advance()
-    commit(stack.store, BATCH, 1)
-    stack.launcher.end(f"{BATCH}-1", SUCCEEDED)
-    stack.sql("UPDATE batches SET expires_at = now()")
+    stack.started(line(1)).commit()
+    step(stack.backends, BATCH)
+    stack.sql("UPDATE batches SET expires_at = now() + interval '1 s'")
     assert stack.advance()["status"] == "completed"
 
 
 def test_cancel_before_assembly_wins(stack: Stack) -> None:
-    stack.create(line(1))
-    stack.advance()
-    commit(stack.store, BATCH, 1)
-    stack.launcher.end(f"{BATCH}-1", SUCCEEDED)
+    stack.started(line(1)).commit()
     step(stack.backends, BATCH)
     assert stack.batch()["status"] == "finalizing"
     stack.cancel()
@@ -309,14 +321,13 @@ class DyingStore(DirectoryObjectStore):
         self._count()
 
 
-@pytest.mark.parametrize("call", range(1, 9))
+@pytest.mark.parametrize("call", range(1, 8))
 def test_assembly_recovers_from_an_error_of_the_store_at_any_call(pool: Pool, tmp_path: Path, call: int) -> None:
     store = DyingStore(tmp_path / "objects")
     stack = Stack(pool, store, tmp_path)
-    stack.create(line(1), line(2))
-    commit(store, BATCH, 1)
-    commit(store, BATCH, 2, fails=True)
-    stack.work = lambda _: SUCCEEDED
+    job = stack.started(line(1), line(2))
+    job.commit(1)
+    job.commit(2, fails=True)
     store.calls_left = call
     interrupted = 0
     for _ in range(4):
@@ -329,6 +340,47 @@ def test_assembly_recovers_from_an_error_of_the_store_at_any_call(pool: Pool, tm
     assert len(stack.sql("SELECT id FROM files WHERE purpose = 'batch_output'")) == 2
 
 
+def test_batch_of_an_earlier_version_completes_with_each_line_once_after_its_job_was_stopped(stack: Stack) -> None:
+    stack.create(line(1), line(2), line(3))
+    stack.sql("UPDATE batches SET status = 'in_progress', model = 'demo', total = 3, attempt = 1")
+    write_part(stack.store, BATCH, 1)
+    stack.launcher.end(f"{BATCH}-1", RUNNING)
+    assert stack.advance()["domain"] is None
+    assert stack.launcher.status(f"{BATCH}-1").state is JobState.STOPPED
+    write_part(stack.store, BATCH, 1, 2)  # before it stopped
+    assert (stack.advance()["completed"], stack.batch()["domain"]) == (2, "p")
+    stack.job().answer_all()
+    done = stack.advance()
+    assert (done["status"], done["completed"], done["input_tokens"]) == ("completed", 3, 30)
+    assert [row["custom_id"] for row in stack.file(done["output_file_id"])] == ["id-1", "id-2", "id-3"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "completed", "failed"),
+    [
+        ("status = 'cancelling', cancelling_at = now()", "cancelled", 2, 0),
+        ("status = 'finalizing', finalizing_at = now()", "completed", 2, 0),
+        ("status = 'in_progress', expires_at = now()", "expired", 2, 1),
+        ("status = 'in_progress', giving_up_at = now(), giving_up_code = 'x', giving_up_message = 'y'", "failed", 2, 0),
+    ],
+)
+def test_batch_that_ends_under_another_version_has_its_results(
+    *, stack: Stack, change: str, status: str, completed: int, failed: int
+) -> None:
+    stack.create(line(1), line(2), line(3))
+    lines = completed if status == "completed" else 3
+    stack.sql(f"UPDATE batches SET model = 'demo', total = {lines}, attempt = 1, {change}")  # noqa: S608 - constants
+    write_part(stack.store, BATCH, 1)
+    write_part(stack.store, BATCH, 1, 2)
+    stack.launcher.end(f"{BATCH}-1", RUNNING)
+    stack.advance()
+    ended = stack.advance()
+    assert (ended["status"], ended["completed"], ended["failed"]) == (status, completed, failed)
+    assert [row["custom_id"] for row in stack.file(ended["output_file_id"])] == ["id-1", "id-2"]
+    assert stack.launcher.status(f"{BATCH}-1").state is JobState.STOPPED
+    assert ended["parts_deleted_at"] is not None
+
+
 @pytest.fixture
 def loop(stack: Stack, database_url: str) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=run, args=(stack.backends, database_url))
@@ -339,18 +391,19 @@ def loop(stack: Stack, database_url: str) -> Iterator[threading.Thread]:
 
 
 @pytest.mark.usefixtures("loop")
-def test_new_batch_wakes_the_loop_and_a_defect_in_one_batch_stops_no_other(stack: Stack) -> None:
+def test_new_batch_wakes_the_loop_and_a_defect_in_one_job_stops_no_other(stack: Stack) -> None:
     def work(spec: JobSpec) -> JobStatus:
-        if spec.batch_id == "batch_bad":
+        if stack.sql("SELECT FROM jobs WHERE domain = 'bad' AND id = %s", spec.job_id):
             raise RuntimeError("a defect")
-        commit(stack.store, spec.batch_id, 1)
-        return SUCCEEDED
+        return RUNNING
 
     stack.work = work
     time.sleep(0.5)  # idle now: the next pass would begin after ten seconds
     began = time.monotonic()
-    stack.create(line(1), batch_id="batch_bad")
+    stack.create(line(1), batch_id="batch_bad", project="bad")
     stack.create(line(1))
+    eventually(lambda: bool(stack.sql("SELECT FROM jobs WHERE domain = 'p' AND launch_after IS NULL")))
+    Job(stack, stack.sql("SELECT id FROM jobs WHERE domain = 'p'")[0]["id"]).answer_all()
     eventually(lambda: stack.batch()["status"] == "completed")
     assert time.monotonic() - began < 5
 

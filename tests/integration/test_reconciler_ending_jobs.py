@@ -1,283 +1,261 @@
-"""Batches whose lines are all reported while their job is still ending."""
+"""Ends of jobs: drained for others, silent, lingering, and followed by another of their domain."""
 
 import dataclasses
-from pathlib import Path
 
-import psycopg
 import pytest
 
-from ray_job.contract.object_keys import batch_prefix, part_key
-from service.db import Pool
-from service.errors import LauncherError
+from ray_job.contract.job_spec import ModelSpec
+from service.coordinator.errors import JobEndedError
+from service.model_catalogue import CatalogueModel
 from service.ports import JobState
-from service.reconciler.loop import batches_to_advance
-from service.reconciler.steps import advance, step
-from service.workspace import Workspace
+from service.reconciler.backends import Slots
 from tests.integration.reconciler_harness import (
     BATCH,
     FAILED,
-    RUNNING,
-    Meddling,
+    SUCCEEDED,
+    Job,
     Stack,
-    commit,
     eventually,
     line,
     looping,
 )
 
-JOB = f"{BATCH}-1"
-
 
 @pytest.fixture
-def stack(pool: Pool, tmp_path: Path) -> Stack:
-    """A batch with two lines whose job runs."""
-    stack = Stack(pool, Meddling(tmp_path / "objects"), tmp_path)
-    stack.create(line(1), line(2))
-    stack.advance()
+def stack(stack: Stack) -> Stack:
+    """A reconciler with one slot."""
+    stack.backends = dataclasses.replace(stack.backends, slots=Slots(default=1))
     return stack
 
 
-def report(stack: Stack, rows: int = 2, attempt: int = 1) -> bool:
-    call = "SELECT report_progress(%s, %s, %s, 0, 0, 0, 0, 0) AS accepted"
-    return bool(stack.sql(call, BATCH, attempt, rows)[0]["accepted"])
+@pytest.fixture
+def job(stack: Stack) -> Job:
+    """The job of a batch with two lines, which has leased both."""
+    return stack.started(line(1), line(2))
 
 
-def finalizing(stack: Stack) -> None:
-    commit(stack.store, BATCH, 1)
-    commit(stack.store, BATCH, 2)
-    report(stack)
-    step(stack.backends, BATCH)
-    assert stack.batch()["status"] == "finalizing"
+def create_waiting(stack: Stack) -> None:
+    """Create a batch of another domain, whose job waits for the slot."""
+    stack.create(line(1), batch_id="other", project="q")
+    stack.advance("other")
 
 
-def parts(stack: Stack) -> int:
-    return len(list(stack.store.keys(batch_prefix(BATCH))))
+def launched_domains(stack: Stack) -> list[str]:
+    jobs = {row["id"]: row["domain"] for row in stack.jobs()}
+    return [jobs[spec.job_id] for spec in stack.launcher.launched]
 
 
-def events(stack: Stack, *types: str) -> list[str]:
-    found = stack.sql("SELECT type FROM batch_events WHERE type = ANY (%s) ORDER BY id", list(types))
-    return [row["type"] for row in found]
+def gone(stack: Stack, job: Job) -> bool:
+    return stack.sql("SELECT gone_at FROM jobs WHERE id = %s", job.id)[0]["gone_at"] is not None
 
 
-def test_batch_completes_while_its_job_ends_and_its_parts_stay_until_then(stack: Stack) -> None:
-    finalizing(stack)
-    for _ in range(2):
-        batch = stack.advance()
-        assert (batch["status"], batch["completed"], batch["parts_deleted_at"]) == ("completed", 2, None)
-        assert (parts(stack), stack.launcher.status(JOB)) == (2, RUNNING)
-    stack.end_job()
-    batch = stack.advance()
-    assert (batch["parts_deleted_at"] is None, batch["job_ending_since"], parts(stack)) == (False, None, 0)
-    assert [row["custom_id"] for row in stack.file(batch["output_file_id"])] == ["id-1", "id-2"]
+def pass_time(stack: Stack, minutes: int) -> None:
+    """Let the present jobs be older, and silent for longer."""
+    stack.sql(
+        "UPDATE jobs SET launched_at = launched_at - %(past)s::interval, seen_at = seen_at - %(past)s::interval, "
+        "idle_since = idle_since - %(past)s::interval, draining_at = draining_at - %(past)s::interval, "
+        "ended_at = ended_at - %(past)s::interval".replace("%(past)s", f"'{minutes} min'")
+    )
 
 
-@pytest.mark.parametrize("where", [("keys", "batches"), ("read", "batches"), ("put", "files")])
-@pytest.mark.parametrize("steps", [0, 1])
-def test_reconciler_that_dies_in_a_step_is_continued(stack: Stack, where: tuple[str, str], steps: int) -> None:
-    def die() -> None:
-        raise SystemExit
-
-    commit(stack.store, BATCH, 1, 2)
-    report(stack)
-    for _ in range(steps):
-        step(stack.backends, BATCH)
-    assert isinstance(stack.store, Meddling)
-    stack.store.meddle, stack.store.when = die, where
-    with pytest.raises(SystemExit):
-        stack.advance()
-    batch = stack.advance()
-    assert (batch["status"], batch["completed"], batch["attempt"], parts(stack)) == ("completed", 2, 1, 1)
-    assert events(stack, "batch.finalizing", "batch.completed") == ["batch.finalizing", "batch.completed"]
-    stack.end_job()
-    assert stack.advance()["parts_deleted_at"] is not None
+def test_idle_job_is_kept_while_nobody_waits(stack: Stack, job: Job) -> None:
+    job.commit()
+    pass_time(stack, 5)
+    stack.advance()
+    assert (job.lease().drain, stack.launcher.status(job.id).state) == (False, JobState.RUNNING)
 
 
-def test_reported_line_without_a_part_is_looked_for_once_and_then_waited_for(stack: Stack) -> None:
-    commit(stack.store, BATCH, 2)
-    report(stack)
+def test_idle_job_takes_the_next_batch_of_its_domain(stack: Stack, job: Job) -> None:
+    job.commit()
+    stack.advance()
+    stack.create(line(1), batch_id="next")
+    stack.advance("next")
+    job.answer_all()
+    assert (stack.advance("next")["status"], len(stack.launcher.launched)) == ("completed", 1)
+
+
+def test_idle_job_is_drained_when_another_waits_for_its_slot(stack: Stack, job: Job) -> None:
+    job.commit()
+    stack.advance()
+    create_waiting(stack)
+    stack.advance_jobs()
+    assert job.lease().drain
+    assert launched_domains(stack) == ["p"]
+    assert job.end()
+    stack.launcher.end(job.id, SUCCEEDED)
+    stack.advance_jobs()
+    stack.advance_jobs()
+    assert (gone(stack, job), launched_domains(stack)) == (True, ["p", "q"])
+
+
+def test_busy_job_is_drained_after_its_turn_when_another_waits(stack: Stack, job: Job) -> None:
+    create_waiting(stack)
+    stack.advance_jobs()
+    assert not job.lease().drain
+    pass_time(stack, 5)
+    stack.advance_jobs()
+    assert job.lease().drain
+    assert job.commit()
+    assert stack.advance()["status"] == "completed"
+
+
+def test_job_that_is_about_to_lease_is_not_drained_for_another(stack: Stack) -> None:
+    stack.create(line(1))
+    stack.advance()
+    job = stack.job()
+    job.lease(tokens=0)
+    create_waiting(stack)
+    stack.advance_jobs()
+    assert not job.lease().drain
+
+
+def test_only_one_job_is_drained_for_a_waiting_one(stack: Stack) -> None:
+    stack.backends = dataclasses.replace(stack.backends, slots=Slots(default=2))
+    for project in ("p", "r"):
+        stack.started(line(1), batch_id=f"batch_{project}", project=project).commit(batch_id=f"batch_{project}")
+        stack.advance(f"batch_{project}")
+    create_waiting(stack)
     for _ in range(3):
-        assert stack.advance()["status"] == "in_progress"
-    assert events(stack, "batch.results_missing") == ["batch.results_missing"]
-    stack.end_job(1)
-    assert stack.advance()["status"] == "completed"
+        stack.advance_jobs()
+    assert [row["draining_at"] is None for row in stack.jobs()] == [False, True, True]
 
 
-def test_job_that_ends_without_a_reported_line_is_followed_by_another(stack: Stack) -> None:
-    report(stack)
-    stack.end_job(1)
-    batch = stack.advance()
-    assert (batch["status"], batch["attempt"], batch["completed"]) == ("in_progress", 2, 2)
+def test_job_of_another_accelerator_is_not_drained(stack: Stack, job: Job) -> None:
+    job.commit()
+    stack.advance()
+    models = [ModelSpec(id="demo", source="x"), ModelSpec(id="large", source="x", accelerator="a10g")]
+    catalogue = {model.id: CatalogueModel(spec=model) for model in models}
+    slots = Slots(default=1, by_accelerator={"a10g": 0})
+    stack.backends = dataclasses.replace(stack.backends, catalogue=catalogue, slots=slots)
+    stack.create(line(1, model="large"), batch_id="other", project="q")
+    stack.advance("other")
+    stack.advance_jobs()
+    assert not job.lease().drain
+
+
+def test_next_job_of_a_domain_is_created_while_the_first_is_draining(stack: Stack, job: Job) -> None:
+    stack.backends = dataclasses.replace(stack.backends, slots=Slots(default=2))
+    stack.sql("UPDATE jobs SET draining_at = now()")
+    stack.create(line(1), batch_id="next")
+    stack.advance("next")
+    following = stack.job()
+    assert following.id != job.id
+    assert [lease.batch_id for lease in following.lease().leases] == ["next"]
+    assert job.commit()
+    assert following.commit(batch_id="next")
+    assert [stack.advance(each)["status"] for each in (BATCH, "next")] == ["completed"] * 2
+
+
+def test_job_of_a_changed_model_is_drained_and_replaced(stack: Stack, job: Job) -> None:
+    changed = CatalogueModel(spec=ModelSpec(id="demo", source="y"))
+    stack.backends = dataclasses.replace(stack.backends, catalogue={"demo": changed}, slots=Slots(default=2))
+    job.commit(1)
+    stack.advance_jobs()
+    assert job.lease().drain
+    assert job.end()
+    stack.launcher.end(job.id, SUCCEEDED)
+    stack.advance_jobs()
+    assert stack.launcher.launched[-1].model.source == "y"
+    stack.job().answer_all()
+    assert (stack.advance()["status"], stack.sql("SELECT failures FROM domains")) == ("completed", [{"failures": 0}])
+
+
+def test_batches_of_a_removed_model_are_given_up(stack: Stack, job: Job) -> None:
+    stack.backends = dataclasses.replace(stack.backends, catalogue={})
+    stack.advance_jobs()
+    assert job.lease().drain
+    assert stack.advance()["status"] == "failed"
+    assert stack.errors()[0]["code"] == "model_not_found"
+
+
+def test_waiting_job_of_a_removed_model_ends(stack: Stack, job: Job) -> None:
+    del job
+    create_waiting(stack)
+    stack.backends = dataclasses.replace(stack.backends, catalogue={})
+    stack.advance_jobs()
+    assert len([row for row in stack.jobs() if row["gone_at"]]) == 1
+    assert len(stack.launcher.launched) == 1
+
+
+def test_silent_job_is_stopped_and_replaced(stack: Stack, job: Job) -> None:
+    job.commit(1)
+    pass_time(stack, 9)
+    stack.advance_jobs()
+    assert stack.launcher.status(job.id).state is JobState.RUNNING
+    pass_time(stack, 1)
+    stack.advance_jobs()
+    assert stack.launcher.status(job.id).state is JobState.STOPPED
+    stack.advance_jobs()
+    (event,) = stack.sql("SELECT data ->> 'reason' AS reason FROM batch_events WHERE type = 'job.ended'")
+    assert event["reason"] == "the job was stopped after 10 minutes of silence"
     stack.forget_backoff()
-    assert stack.advance()["status"] == "in_progress"  # the counts are those of the first attempt
-    assert not report(stack)
-    stack.end_job(2)
-    report(stack, attempt=2)
-    assert stack.advance()["status"] == "completed"
-
-
-def test_unreadable_part_is_waited_for(stack: Stack) -> None:
-    commit(stack.store, BATCH, 1)
-    stack.store.put(part_key(BATCH, [2]), [b"{}"])
-    report(stack)
-    assert stack.advance()["status"] == "in_progress"
-    stack.end_job(2)
-    assert stack.advance()["status"] == "completed"
-
-
-def test_job_that_fails_after_all_lines_are_reported_needs_no_other_attempt(stack: Stack) -> None:
-    commit(stack.store, BATCH, 1, 2)
-    report(stack)
-    stack.launcher.end(JOB, FAILED)
+    stack.advance_jobs()
+    with pytest.raises(JobEndedError):
+        job.commit(2)
+    stack.job().answer_all()
     batch = stack.advance()
-    assert (batch["status"], batch["attempt"], parts(stack)) == ("completed", 1, 0)
+    assert (batch["status"], batch["completed"], stack.job().id == job.id) == ("completed", 2, False)
 
 
-def test_cancel_while_finalizing_stops_the_job_and_keeps_all_results(stack: Stack) -> None:
-    finalizing(stack)
-    stack.cancel()
-    assert (stack.advance()["status"], parts(stack)) == ("cancelling", 2)
-    batch = stack.advance()
-    assert (batch["status"], batch["completed"], batch["job_ending_since"]) == ("cancelled", 2, None)
-    assert (stack.launcher.status(JOB).state, parts(stack)) == (JobState.STOPPED, 0)
-
-
-@pytest.mark.parametrize("status", ["finalizing", "completed"])
-def test_late_part_of_a_line_changes_no_result_and_is_deleted(stack: Stack, status: str) -> None:
-    finalizing(stack)
-    while stack.batch()["status"] != status:
-        step(stack.backends, BATCH)
-    commit(stack.store, BATCH, 1, 2)
-    batch = stack.advance()
-    assert (batch["completed"], batch["failed"], len(stack.file(batch["output_file_id"]))) == (2, 0, 2)
-    assert parts(stack) == 3
-    stack.end_job()
+def test_job_that_ended_but_stays_is_stopped_after_a_minute(stack: Stack, job: Job) -> None:
+    job.commit()
     stack.advance()
-    assert parts(stack) == 0
+    assert job.end()
+    stack.advance_jobs()
+    assert stack.launcher.status(job.id).state is JobState.RUNNING
+    pass_time(stack, 1)
+    stack.advance_jobs()
+    assert (stack.launcher.status(job.id).state, gone(stack, job)) == (JobState.STOPPED, False)
+    stack.advance_jobs()
+    assert gone(stack, job)
 
 
-def test_part_that_is_replaced_while_it_is_read_fails_no_batch(stack: Stack) -> None:
-    finalizing(stack)
-    key = part_key(BATCH, [2])
-    whole = b"".join(stack.store.read(key))
-    stack.store.put(key, [whole[:-1]])
-    batch = stack.advance()
-    assert (batch["status"], stack.launcher.status(JOB).state) == ("finalizing", JobState.STOPPED)
-    stack.store.put(key, [whole])
+def test_drained_job_that_is_idle_and_does_not_end_is_stopped(stack: Stack, job: Job) -> None:
+    job.commit()
+    stack.advance()
+    stack.sql("UPDATE jobs SET draining_at = now()")
+    pass_time(stack, 1)
+    stack.advance_jobs()
+    assert stack.launcher.status(job.id).state is JobState.STOPPED
+
+
+def test_job_that_fails_after_its_last_commit_has_not_failed(stack: Stack, job: Job) -> None:
+    job.commit()
+    stack.launcher.end(job.id, FAILED)
     assert stack.advance()["status"] == "completed"
+    assert (gone(stack, job), stack.sql("SELECT failures FROM domains")) == (True, [{"failures": 0}])
 
 
-@pytest.mark.parametrize("ending_s", [0, 301])
-def test_part_that_stays_damaged_fails_its_batch_once_the_job_cannot_write(stack: Stack, ending_s: int) -> None:
-    finalizing(stack)
-    stack.store.put(part_key(BATCH, [2]), [b"".join(stack.store.read(part_key(BATCH, [2])))[:-1]])
-    stack.sql("UPDATE batches SET job_ending_since = job_ending_since - make_interval(secs => %s)", ending_s)
-    if not ending_s:
-        stack.end_job()
-    batch = stack.advance()
-    assert (batch["status"], batch["completed"], stack.errors()[0]["code"]) == ("failed", 1, "assembly_failed")
-
-
-def test_another_reconciler_that_ends_the_batch_during_the_check_wins(stack: Stack) -> None:
-    commit(stack.store, BATCH, 1, 2)
-    report(stack)
-
-    def another_ends_it() -> None:
-        stack.advance()
-        stack.end_job()
-        assert stack.advance()["parts_deleted_at"] is not None
-
-    assert isinstance(stack.store, Meddling)
-    stack.store.meddle, stack.store.when = another_ends_it, ("keys", "batches")
-    batch = stack.advance()
-    assert (batch["status"], batch["attempt"], batch["completed"]) == ("completed", 1, 2)
-    types = ("batch.finalizing", "batch.completed", "batch.results_missing")
-    assert events(stack, *types) == ["batch.finalizing", "batch.completed"]
-
-
-def test_unreachable_launcher_delays_only_the_deletion_of_the_parts(stack: Stack) -> None:
-    commit(stack.store, BATCH, 1, 2)
-    report(stack)
-    stack.launcher.is_reachable = False
-    for _ in range(2):
-        with pytest.raises(LauncherError):
-            stack.advance()
-        assert (stack.batch()["status"], parts(stack)) == ("completed", 1)
-        stack.sql("UPDATE batches SET job_ending_since = now() - interval '1 h'")
-    stack.launcher.is_reachable = True
+def test_work_that_arrives_while_a_job_ends_gets_another(stack: Stack, job: Job) -> None:
+    job.commit()
     stack.advance()
-    assert stack.launcher.status(JOB).state is JobState.STOPPED
-    assert stack.advance()["parts_deleted_at"] is not None
+    assert job.end()
+    stack.create(line(1), batch_id="next")
+    stack.advance("next")
+    assert len(stack.launcher.launched) == 1
+    stack.launcher.end(job.id, SUCCEEDED)
+    stack.advance_jobs()
+    stack.advance_jobs()
+    stack.job().answer_all()
+    assert (stack.advance("next")["status"], len(stack.launcher.launched)) == ("completed", 2)
 
 
-def test_job_that_does_not_end_is_stopped_after_a_minute(stack: Stack) -> None:
-    finalizing(stack)
-    stack.sql("UPDATE batches SET job_ending_since = job_ending_since - interval '1 min'")
-    assert stack.advance()["parts_deleted_at"] is None
-    assert stack.launcher.status(JOB).state is JobState.STOPPED
-    assert stack.advance()["parts_deleted_at"] is not None
+def test_job_does_not_end_while_its_domain_has_work(stack: Stack, job: Job) -> None:
+    job.commit()
+    stack.create(line(1), batch_id="next")
+    stack.advance("next")
+    assert not job.end()
+    assert [lease.batch_id for lease in job.lease().leases] == ["next"]
 
 
-def test_next_job_is_launched_when_the_ending_one_is_gone(stack: Stack) -> None:
-    stack.create(line(1), batch_id="next", project="q")
-    finalizing(stack)
-    stack.advance()
-    step(stack.backends, "next")
-
-    def due() -> list[str]:
-        return [batch["id"] for batch in batches_to_advance(stack.pool, max_running_jobs=1)]
-
-    assert due() == [BATCH]
-    stack.sql("UPDATE batches SET job_ending_since = now() - interval '5 min' WHERE id = %s", BATCH)
-    stack.advance()  # a job that does not stop holds its slot no longer than the grace
-    assert sorted(due()) == [BATCH, "next"]
-
-
-def test_job_that_has_ended_holds_no_slot_while_the_workspace_is_full(stack: Stack, tmp_path: Path) -> None:
-    finalizing(stack)
-    stack.end_job()
-    full = dataclasses.replace(stack.backends, workspace=Workspace(tmp_path / "missing"))
-    with pytest.raises(FileNotFoundError):
-        step(full, BATCH)
-    assert (stack.batch()["status"], stack.batch()["job_ending_since"]) == ("finalizing", None)
-    assert stack.advance()["status"] == "completed"
-
-
-def test_gpu_seconds_count_until_the_job_has_ended(stack: Stack) -> None:
-    stack.sql("UPDATE batches SET gpus = 6, job_running_since = now() - interval '10 s'")
-
-    def totals() -> float:
-        return float(stack.sql("SELECT gpu_seconds FROM usage_totals")[0]["gpu_seconds"])
-
-    finalizing(stack)
-    stack.advance()
-    assert totals() == stack.batch()["gpu_seconds"] == pytest.approx(60, abs=30)
-    stack.sql("UPDATE batches SET job_running_since = job_running_since - interval '100 s'")
-    stack.end_job()
-    batch = stack.advance()
-    assert batch["job_running_since"] is None
-    assert totals() == batch["gpu_seconds"] == pytest.approx(660, abs=60)
-
-
-def test_report_of_the_last_line_wakes_the_reconciler_once(stack: Stack, database_url: str) -> None:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute("LISTEN batches")
-        for rows in (0, 1, 2, 2):
-            assert report(stack, rows)
-        assert len(list(connection.notifies(timeout=0.2))) == 1
-        finalizing(stack)
-        assert report(stack)  # the job is ending, not superseded
-        assert not report(stack, attempt=2)
-        stack.end_job()
-        advance(stack.backends, BATCH)
-        assert not report(stack)
-
-
-def test_loop_finalizes_when_the_last_line_is_reported(stack: Stack, database_url: str) -> None:
-    commit(stack.store, BATCH, 1, 2)
+def test_last_commit_wakes_the_loop_and_the_slot_of_an_idle_job_is_handed_on(
+    stack: Stack, job: Job, database_url: str
+) -> None:
+    create_waiting(stack)
     with looping(stack.backends, database_url):
-        eventually(lambda: bool(stack.sql("SELECT beat_at FROM reconciler_heartbeat")))
-        report(stack)
+        job.commit()
         eventually(lambda: stack.batch()["status"] == "completed")
-        assert stack.launcher.status(JOB) == RUNNING
-        stack.end_job()
-        eventually(lambda: parts(stack) == 0)
+        eventually(lambda: job.lease().drain)
+        assert job.end()
+        stack.launcher.end(job.id, SUCCEEDED)
+        eventually(lambda: launched_domains(stack) == ["p", "q"])

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ray_job.contract.object_keys import batch_prefix, file_key, part_key
+from ray_job.contract.object_keys import batch_prefix, file_key, parts_prefix
+from service.assembly import read_headers
 from service.db import Pool
-from service.errors import LauncherError
 from service.ports import JobState, JobStatus
 from service.reconciler.steps import step
 from service.workspace import Workspace
-from tests.integration.reconciler_harness import BATCH, RUNNING, Meddling, Stack, commit, line
+from tests.integration.reconciler_harness import BATCH, Job, Meddling, Stack, line
 
 
 def validating(stack: Stack) -> None:
@@ -25,21 +25,20 @@ def queued(stack: Stack) -> None:
     step(stack.backends, BATCH)
 
 
-def running(stack: Stack) -> None:
-    queued(stack)
-    step(stack.backends, BATCH)
-    commit(stack.store, BATCH, 2)
+def running(stack: Stack) -> Job:
+    job = stack.started(line(1), line(2))
+    job.commit(2)
+    return job
 
 
-def waiting_for_another_attempt(stack: Stack) -> None:
+def waiting_for_another_job(stack: Stack) -> None:
     running(stack)
     stack.launcher.forget()
-    step(stack.backends, BATCH)
+    stack.advance_jobs()
 
 
 def finalizing(stack: Stack) -> None:
-    running(stack)
-    stack.end_job(1)
+    running(stack).commit(1)
     step(stack.backends, BATCH)
 
 
@@ -54,9 +53,9 @@ def expiring(stack: Stack) -> None:
 
 
 def given_up(stack: Stack) -> None:
-    running(stack)
-    stuck = JobStatus(state=JobState.RUNNING, message="no such image", is_stuck=True)
-    stack.launcher.end(f"{BATCH}-1", stuck)
+    job = running(stack)
+    stack.launcher.end(job.id, JobStatus(state=JobState.FAILED, message="no such image", is_final=True))
+    stack.advance_jobs()
 
 
 def cancel(stack: Stack) -> None:
@@ -76,7 +75,7 @@ def file_expired(stack: Stack) -> None:
 
 
 # State, event, final state, lines in the output file, lines in the error file.
-ENDS: list[tuple[Callable[[Stack], None], Callable[[Stack], None], str, int, int]] = [
+ENDS: list[tuple[Callable[[Stack], object], Callable[[Stack], None], str, int, int]] = [
     (validating, cancel, "cancelled", 0, 0),
     (validating, deadline, "expired", 0, 2),
     (validating, file_deleted, "completed", 2, 0),
@@ -89,9 +88,9 @@ ENDS: list[tuple[Callable[[Stack], None], Callable[[Stack], None], str, int, int
     (running, deadline, "expired", 1, 1),
     (running, file_deleted, "completed", 2, 0),
     (running, file_expired, "completed", 2, 0),
-    (waiting_for_another_attempt, cancel, "cancelled", 1, 0),
-    (waiting_for_another_attempt, deadline, "expired", 1, 1),
-    (waiting_for_another_attempt, file_deleted, "completed", 2, 0),
+    (waiting_for_another_job, cancel, "cancelled", 1, 0),
+    (waiting_for_another_job, deadline, "expired", 1, 1),
+    (waiting_for_another_job, file_deleted, "completed", 2, 0),
     (finalizing, cancel, "cancelled", 2, 0),
     (finalizing, deadline, "completed", 2, 0),
     (finalizing, file_deleted, "completed", 2, 0),
@@ -106,9 +105,8 @@ ENDS: list[tuple[Callable[[Stack], None], Callable[[Stack], None], str, int, int
 def run_to_its_end(stack: Stack) -> dict[str, Any]:
     for _ in range(5):
         stack.forget_backoff()
-        batch = stack.advance()
-        if stack.launcher.status(f"{BATCH}-{batch['attempt']}") == RUNNING:
-            stack.end_job(1, 2)
+        if stack.advance()["status"] == "in_progress":
+            stack.job().answer_all()
     return stack.batch()
 
 
@@ -119,7 +117,7 @@ def lines_of(stack: Stack, file_id: str | None) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("state", "event", "status", "output", "error"), ENDS)
 def test_end_of_a_batch(  # noqa: PLR0917 - the columns of the table
     stack: Stack,
-    state: Callable[[Stack], None],
+    state: Callable[[Stack], object],
     event: Callable[[Stack], None],
     status: str,
     output: int,
@@ -178,7 +176,6 @@ def test_cancel_of_an_expiring_batch_leaves_no_expired_lines(meddled: tuple[Stac
     running(stack)
     deadline(stack)
     step(stack.backends, BATCH)
-    step(stack.backends, BATCH)
     assert stack.batch()["status"] == "finalizing"
     store.meddle, store.when = stack.cancel, ("put", "files")
     batch = stack.advance()
@@ -189,47 +186,54 @@ def test_cancel_of_an_expiring_batch_leaves_no_expired_lines(meddled: tuple[Stac
 def test_overtaken_assembly_does_not_replace_the_files(meddled: tuple[Stack, Meddling]) -> None:
     stack, store = meddled
     cancelling(stack)
-    stack.advance()
 
     def another_ends_it() -> None:
-        run_to_its_end(stack)
-        assert stack.batch()["status"] == "cancelled"
+        assert run_to_its_end(stack)["status"] == "cancelled"
 
-    store.meddle, store.when = another_ends_it, ("keys", "batches")
+    store.meddle, store.when = another_ends_it, ("read", "batches")
     stack.advance()
     assert [row["custom_id"] for row in stack.file(stack.batch()["output_file_id"])] == ["id-2"]
     assert len(stack.sql("SELECT id FROM batch_events WHERE type = 'batch.cancelled'")) == 1
 
 
-@pytest.mark.parametrize(
-    ("overdue", "status"),
-    [
-        ("UPDATE batches SET expires_at = now() - interval '6 min'", "expired"),
-        ("UPDATE batches SET status = 'cancelling', cancelling_at = now() - interval '6 min'", "cancelled"),
-    ],
-)
-def test_unreachable_launcher_delays_the_end_of_a_batch_by_five_minutes(
-    stack: Stack, overdue: str, status: str
+@pytest.mark.parametrize("where", [("read", "batches"), ("put", "files"), ("keys", "batches")])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_reconciler_that_dies_in_a_step_is_continued(
+    meddled: tuple[Stack, Meddling], where: tuple[str, str], steps: int
 ) -> None:
-    running(stack)
-    stack.launcher.is_reachable = False
-    stack.sql("UPDATE batches SET expires_at = now() - interval '4 min'")
-    with pytest.raises(LauncherError):
+    def die() -> None:
+        raise SystemExit
+
+    stack, store = meddled
+    running(stack).commit(1)
+    for _ in range(steps):
+        step(stack.backends, BATCH)
+    store.meddle, store.when = die, where
+    with pytest.raises(SystemExit):
         stack.advance()
-    stack.sql(overdue)
-    with pytest.raises(LauncherError):
-        stack.advance()
-    batch = stack.batch()
-    assert (batch["status"], batch["completed"], batch["parts_deleted_at"]) == (status, 1, None)
-    stack.launcher.is_reachable = True
-    stack.advance()
-    assert stack.launcher.status(f"{BATCH}-1").state is JobState.STOPPED
-    assert stack.advance()["parts_deleted_at"] is not None
-    assert list(stack.store.keys(batch_prefix(BATCH))) == []
+    batch = stack.advance()
+    assert (batch["status"], batch["completed"], batch["parts_deleted_at"] is None) == ("completed", 2, False)
+    types = stack.sql("SELECT type FROM batch_events WHERE type IN ('batch.finalizing', 'batch.completed') ORDER BY id")
+    assert [row["type"] for row in types] == ["batch.finalizing", "batch.completed"]
+
+
+@pytest.mark.parametrize(("change", "status"), [(cancel, "cancelled"), (deadline, "expired")])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_commit_after_a_cancel_or_the_deadline_changes_no_result(
+    stack: Stack, change: Callable[[Stack], None], status: str, steps: int
+) -> None:
+    job = running(stack)
+    change(stack)
+    for _ in range(steps):
+        step(stack.backends, BATCH)
+    assert not job.commit(1)
+    batch = stack.advance()
+    assert (batch["status"], batch["completed"]) == (status, 1)
+    assert [row["custom_id"] for row in stack.file(batch["output_file_id"])] == ["id-2"]
 
 
 # State, final state, lines in the output file, lines in the error file, reported problems.
-DAMAGED: list[tuple[Callable[[Stack], None], str, int, int, int]] = [
+DAMAGED: list[tuple[Callable[[Stack], object], str, int, int, int]] = [
     (finalizing, "failed", 1, 0, 1),
     (cancelling, "cancelled", 0, 0, 1),
     (expiring, "expired", 0, 2, 1),
@@ -239,10 +243,11 @@ DAMAGED: list[tuple[Callable[[Stack], None], str, int, int, int]] = [
 
 @pytest.mark.parametrize(("state", "status", "output", "error", "problems"), DAMAGED)
 def test_damaged_part_loses_only_its_own_lines(  # noqa: PLR0917 - the columns of the table
-    stack: Stack, state: Callable[[Stack], None], status: str, output: int, error: int, problems: int
+    stack: Stack, state: Callable[[Stack], object], status: str, output: int, error: int, problems: int
 ) -> None:
     state(stack)
-    key = part_key(BATCH, [2])
+    headers = read_headers(stack.store, list(stack.store.keys(parts_prefix(BATCH))), BATCH)
+    [key] = [key for key, header in headers if list(header.lines) == [2]]
     stack.store.put(key, [b"".join(stack.store.read(key))[:-1]])
     batch = run_to_its_end(stack)
     assert (batch["status"], batch["completed"], batch["failed"]) == (status, output, error)
@@ -254,15 +259,6 @@ def test_damaged_part_loses_only_its_own_lines(  # noqa: PLR0917 - the columns o
     )
     assert f"{output} of 2 lines have a readable result" in stack.errors()[-1]["message"]
     assert key in stack.errors()[-1]["message"]
-
-
-def test_damaged_part_whose_lines_are_in_another_part_loses_nothing(stack: Stack) -> None:
-    finalizing(stack)
-    commit(stack.store, BATCH, 1, 2)
-    key = part_key(BATCH, [2])
-    stack.store.put(key, [b"".join(stack.store.read(key))[:-1]])
-    batch = stack.advance()
-    assert (batch["status"], batch["completed"], stack.errors()) == ("completed", 2, [])
 
 
 def test_full_workspace_is_reported_once_and_retried(stack: Stack, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Giving up a batch: the reason is recorded first, and no result or job is lost or left behind."""
+"""Giving up batches: the reason is recorded first, and no result or job is lost or left behind."""
 
 import dataclasses
 from pathlib import Path
@@ -9,13 +9,12 @@ import structlog
 from ray_job.contract.object_keys import batch_prefix
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.adapters.memory_launcher import MemoryLauncher
+from service.coordinator.errors import JobEndedError
 from service.db import Pool
 from service.errors import LauncherError, LaunchRefusedError, ObjectStoreError
 from service.ports import JobState, JobStatus
-from service.reconciler.steps import step
-from tests.integration.reconciler_harness import BATCH, FAILED, Stack, commit, line
+from tests.integration.reconciler_harness import BATCH, FAILED, RUNNING, Stack, line
 
-JOB = f"{BATCH}-1"
 STUCK = JobStatus(state=JobState.RUNNING, message="no such image", is_stuck=True)
 NO_MODEL = JobStatus(state=JobState.FAILED, message="the model is not in the object store", is_final=True)
 
@@ -51,18 +50,87 @@ def reasons(stack: Stack) -> list[str]:
     return [error["message"] for error in stack.errors()]
 
 
-def parts(stack: Stack) -> list[str]:
+def objects(stack: Stack) -> list[str]:
     return list(stack.store.keys(batch_prefix(BATCH)))
 
 
-def test_results_committed_before_the_job_stops_are_delivered(stuck: Stack) -> None:
-    commit(stuck.store, BATCH, 1)
-    assert stuck.advance()["status"] == "in_progress"
-    assert stuck.launcher.status(JOB).state is JobState.STOPPED
-    commit(stuck.store, BATCH, 3)
+def test_stuck_job_is_stopped_and_its_batch_fails(stuck: Stack) -> None:
+    assert stuck.advance()["giving_up_code"] == "job_failed"
+    assert stuck.launcher.status(stuck.job().id).state is JobState.STOPPED
     failed = stuck.advance()
-    assert (failed["status"], failed["completed"], parts(stuck)) == ("failed", 2, [])
-    assert [row["custom_id"] for row in stuck.file(failed["output_file_id"])] == ["id-1", "id-3"]
+    assert (failed["status"], failed["completed"], objects(stuck)) == ("failed", 0, [])
+    assert "the job cannot run: no such image" in reasons(stuck)[0]
+    assert [job["gone_at"] is None for job in stuck.jobs()] == [False]
+
+
+def test_stuck_job_ends_every_batch_of_its_domain_and_no_other(stuck: Stack) -> None:
+    stuck.create(line(1), batch_id="batch_2")
+    stuck.create(line(1), batch_id="batch_q", project="q")
+    stuck.work = lambda _: RUNNING
+    for batch_id in ("batch_2", "batch_q", BATCH, "batch_2", "batch_q"):
+        stuck.advance(batch_id)
+    assert [stuck.batch(batch_id)["status"] for batch_id in (BATCH, "batch_2")] == ["failed"] * 2
+    assert (stuck.batch("batch_q")["status"], stuck.batch("batch_q")["giving_up_at"]) == ("in_progress", None)
+
+
+def test_job_that_committed_and_is_stuck_later_is_kept(stuck: Stack) -> None:
+    job = stuck.job()
+    job.lease()
+    assert job.commit(1)
+    assert stuck.advance()["giving_up_at"] is None
+    assert stuck.launcher.status(job.id) == STUCK
+
+
+def test_batch_with_results_waits_for_what_its_next_job_lacks(stack: Stack) -> None:
+    first = stack.started(line(1), line(2))
+    first.commit(1)
+    stack.launcher.end(first.id, FAILED)
+    stack.advance()
+    stack.create(line(1), batch_id="batch_2")
+    stack.advance("batch_2")
+    stack.work = lambda _: STUCK
+    stack.forget_backoff()
+    for batch_id in ("batch_2", BATCH, "batch_2"):
+        stack.advance(batch_id)
+    assert [stack.batch(batch_id)["status"] for batch_id in (BATCH, "batch_2")] == ["in_progress", "failed"]
+    stack.work = lambda _: RUNNING
+    stack.forget_backoff()
+    stack.advance()
+    stack.job().answer_all()
+    assert (stack.advance()["status"], stack.batch()["completed"]) == ("completed", 2)
+
+
+def test_batch_with_results_is_given_up_after_the_fourth_stuck_job(stack: Stack) -> None:
+    first = stack.started(line(1), line(2))
+    first.commit(1)
+    stack.launcher.end(first.id, FAILED)
+    stack.work = lambda _: STUCK
+    for _ in range(12):
+        stack.forget_backoff()
+        stack.advance()
+    assert (stack.batch()["status"], stack.batch()["completed"]) == ("failed", 1)
+    assert len(stack.launcher.launched) == 4
+
+
+def test_new_batch_runs_after_its_domain_was_given_up(stuck: Stack) -> None:
+    stuck.advance()
+    stuck.advance()
+    stuck.work = lambda _: RUNNING
+    stuck.create(line(1), batch_id="batch_2")
+    stuck.advance("batch_2")
+    stuck.job().answer_all()
+    assert stuck.advance("batch_2")["status"] == "completed"
+
+
+def test_results_committed_before_the_failure_are_delivered(stack: Stack) -> None:
+    job = stack.started(line(1), line(2), line(3))
+    job.commit(1)
+    job.commit(3)
+    stack.launcher.end(job.id, NO_MODEL)
+    stack.advance()
+    failed = stack.advance()
+    assert (failed["status"], failed["completed"], objects(stack)) == ("failed", 2, [])
+    assert [row["custom_id"] for row in stack.file(failed["output_file_id"])] == ["id-1", "id-3"]
 
 
 def test_reason_survives_an_outage_of_the_store_and_the_loss_of_the_job(pool: Pool, tmp_path: Path) -> None:
@@ -78,31 +146,44 @@ def test_reason_survives_an_outage_of_the_store_and_the_loss_of_the_job(pool: Po
     stack.launcher.forget()
     store.is_away = False
     failed = stack.advance()
-    assert (failed["status"], failed["attempt"], len(reasons(stack))) == ("failed", 1, 1)
+    assert (failed["status"], len(stack.launcher.launched), len(reasons(stack))) == ("failed", 1, 1)
     assert "no such image" in reasons(stack)[0]
 
 
-def test_job_is_stopped_after_a_crash_that_followed_the_decision(stuck: Stack) -> None:
-    step(stuck.backends, BATCH)
-    assert (stuck.batch()["giving_up_code"], stuck.launcher.status(JOB)) == ("job_failed", STUCK)
-    stuck.launcher.end(JOB, JobStatus(state=JobState.RUNNING))  # it is no longer stuck, but too late
+def test_job_is_stopped_after_a_crash_that_followed_the_stop(stuck: Stack) -> None:
+    stuck.advance()
+    # As if the reconciler had died between recording the failure and the end of the job.
+    stuck.launcher.end(stuck.job().id, RUNNING)
+    stuck.advance_jobs()
+    assert stuck.launcher.status(stuck.job().id) == RUNNING
+    stuck.sql("UPDATE jobs SET ended_at = now() - interval '1 min'")
+    stuck.advance_jobs()
+    assert stuck.launcher.status(stuck.job().id).state is JobState.STOPPED
+
+
+def test_unreachable_launcher_delays_giving_up(stuck: Stack) -> None:
+    stuck.launcher.is_reachable = False
+    with pytest.raises(LauncherError):
+        stuck.advance()
+    assert stuck.batch()["giving_up_at"] is None
+    stuck.launcher.is_reachable = True
     stuck.advance()
     assert stuck.advance()["status"] == "failed"
-    assert "no such image" in reasons(stuck)[0]
 
 
-def test_job_that_does_not_stop_delays_the_deletion_of_parts_only(stuck: Stack) -> None:
+def test_job_that_does_not_stop_holds_its_slot_and_delays_no_end(stuck: Stack) -> None:
     stubborn = StubbornLauncher(lambda _: STUCK)
-    stubborn.launch(stuck.launcher.launched[0])
+    stubborn.launch(stuck.launcher.launched[0], "token")
     stuck.backends = dataclasses.replace(stuck.backends, launcher=stubborn)
-    assert stuck.advance()["status"] == "in_progress"
-    stuck.sql("UPDATE batches SET giving_up_at = giving_up_at - interval '6 min'")
-    assert stuck.advance()["status"] == "failed"
-    commit(stuck.store, BATCH, 2)
-    assert stuck.advance()["parts_deleted_at"] is None
+    stuck.advance()
+    failed = stuck.advance()
+    assert (failed["status"], failed["parts_deleted_at"] is None) == ("failed", False)
+    assert [job["gone_at"] for job in stuck.jobs()] == [None]
+    with pytest.raises(JobEndedError):
+        stuck.job().lease()
     stubborn.forget()
-    assert stuck.advance()["parts_deleted_at"] is not None
-    assert parts(stuck) == []
+    stuck.advance_jobs()
+    assert stuck.jobs()[0]["gone_at"] is not None
 
 
 def test_cancel_of_a_batch_that_is_given_up_wins(stuck: Stack) -> None:
@@ -112,31 +193,33 @@ def test_cancel_of_a_batch_that_is_given_up_wins(stuck: Stack) -> None:
     assert reasons(stuck) == []
 
 
-def test_stuck_job_of_a_batch_with_results_is_not_given_up(stuck: Stack) -> None:
-    stuck.sql("UPDATE batches SET completed = 1")
-    assert stuck.advance()["giving_up_at"] is None
-    (event,) = stuck.sql("SELECT data FROM batch_events WHERE type = 'job.waiting'")
-    assert event["data"] == {"job_id": JOB, "reason": "no such image"}
-
-
 def test_final_failure_is_not_retried(stack: Stack) -> None:
     stack.create(line(1))
     stack.work = lambda _: NO_MODEL
     stack.advance()
-    failed = stack.advance()
-    assert (failed["status"], failed["attempt"], len(stack.launcher.launched)) == ("failed", 1, 1)
+    stack.advance()
+    assert (stack.advance()["status"], len(stack.launcher.launched)) == ("failed", 1)
     assert "a retry would fail too: the model is not in the object store. Fix" in reasons(stack)[0]
 
 
 def test_unrecorded_launch_is_stopped_if_its_model_can_no_longer_run(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
-    stack.sql("UPDATE batches SET launch_after = now()")  # as if killed between launching and recording it
+    stack.sql("UPDATE jobs SET launch_after = now()")  # as if killed between launching and recording it
     stack.launcher.refusals["demo"] = "its node pool is gone"
-    batch = stack.advance()
-    assert (batch["status"], batch["launch_after"]) == ("in_progress", None)
-    assert stack.launcher.status(JOB).state is JobState.STOPPED
+    stack.advance()
+    assert stack.launcher.status(stack.job().id).state is JobState.STOPPED
     assert stack.advance()["status"] == "failed"
+
+
+def test_unrecorded_launch_is_stopped_if_no_work_is_left(stack: Stack) -> None:
+    stack.create(line(1))
+    stack.advance()
+    stack.sql("UPDATE jobs SET launch_after = now()")
+    stack.cancel()
+    stack.advance()
+    assert stack.launcher.status(stack.job().id).state is JobState.STOPPED
+    assert stack.jobs()[0]["gone_at"] is not None
 
 
 def test_refused_launch_is_reported_and_ends_the_batch_after_half_an_hour(stack: Stack) -> None:
@@ -145,13 +228,16 @@ def test_refused_launch_is_reported_and_ends_the_batch_after_half_an_hour(stack:
 
     stack.create(line(1))
     stack.work = refuse
-    first = stack.advance()["launch_refused_at"]
+    stack.advance()
+    first = stack.jobs()[0]["refused_at"]
     stack.forget_backoff()
-    assert stack.advance()["launch_refused_at"] == first is not None
+    stack.advance()
+    assert stack.jobs()[0]["refused_at"] == first is not None
     (event,) = stack.sql("SELECT data FROM batch_events WHERE type = 'job.waiting'")
-    assert event["data"] == {"job_id": JOB, "reason": "answered 403: forbidden"}
+    assert event["data"] == {"job_id": stack.jobs()[0]["id"], "reason": "answered 403: forbidden"}
     stack.forget_backoff()
-    stack.sql("UPDATE batches SET launch_refused_at = now() - interval '30 min'")
+    stack.sql("UPDATE jobs SET refused_at = now() - interval '30 min'")
+    stack.advance()
     assert stack.advance()["status"] == "failed"
     assert "was refused for 30 minutes: answered 403: forbidden." in reasons(stack)[0]
 
@@ -162,11 +248,11 @@ def test_unreachable_launcher_resets_the_time_of_refusal(stack: Stack) -> None:
 
     stack.create(line(1))
     stack.advance()
-    stack.sql("UPDATE batches SET launch_after = now(), launch_refused_at = now() - interval '1 h'")
+    stack.sql("UPDATE jobs SET launch_after = now(), refused_at = now() - interval '1 h'")
     stack.launcher.forget()
     stack.work = away
-    batch = stack.advance()
-    assert (batch["status"], batch["launch_refused_at"]) == ("in_progress", None)
+    assert stack.advance()["status"] == "in_progress"
+    assert stack.jobs()[0]["refused_at"] is None
 
 
 def test_log_omits_the_messages_of_jobs(stack: Stack) -> None:
@@ -176,7 +262,6 @@ def test_log_omits_the_messages_of_jobs(stack: Stack) -> None:
         for _ in range(9):
             stack.advance()
             stack.forget_backoff()
-    assert [entry["event"] for entry in logged].count("job.ended") == 3
-    assert "batch.giving_up" in [entry["event"] for entry in logged]
+    assert [entry["event"] for entry in logged].count("job.failed") == 4
     assert "no such model directory" not in str(logged)
     assert "no such model directory" in reasons(stack)[0]

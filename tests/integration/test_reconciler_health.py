@@ -1,7 +1,6 @@
 """The reconciler's HTTP endpoints, through real requests."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import socket
@@ -15,12 +14,14 @@ import httpx
 import psycopg
 import pytest
 
+from ray_job.contract.job_spec import JobSpec
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
 from service.errors import ObjectStoreError
 from service.local.ray_head import free_ports
+from service.ports import JobStatus
 from service.reconciler.health import serve_health
-from tests.integration.reconciler_harness import SUCCEEDED, Stack, commit, eventually, line, looping
+from tests.integration.reconciler_harness import Stack, eventually, line, looping
 
 
 @pytest.fixture
@@ -67,16 +68,14 @@ def test_readyz_names_the_unavailable_backends(pool: Pool, tmp_path: Path) -> No
 
 
 def test_metrics_count_launches_failures_and_removals(stack: Stack, health: httpx.Client, database_url: str) -> None:
-    def work(spec: object) -> object:
-        commit(stack.store, "good", 1)
-        if spec.batch_id == "bad":  # type: ignore[attr-defined]
+    def work(spec: JobSpec) -> JobStatus:
+        if stack.sql("SELECT FROM jobs WHERE domain = 'bad' AND id = %s", spec.job_id):
             raise RuntimeError("a defect")
-        return SUCCEEDED
+        return stack.job(spec.job_id).serve()
 
-    stack.work = work  # type: ignore[assignment]
-    stack.backends = dataclasses.replace(stack.backends, max_running_jobs=2)
+    stack.work = work
     stack.create(line(1), batch_id="good")
-    stack.create(line(1), batch_id="bad")
+    stack.create(line(1), batch_id="bad", project="bad")
     with looping(stack.backends, database_url):
         eventually(lambda: stack.batch("good")["status"] == "completed")
         eventually(lambda: "cloister_reconciler_step_failures_total{" in health.get("/metrics").text)

@@ -1,4 +1,4 @@
-"""Records of a batch's jobs: start, waiting, end and GPU seconds."""
+"""Records of jobs: start, waiting, end and GPU seconds."""
 
 import dataclasses
 from datetime import datetime
@@ -12,22 +12,35 @@ from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
 from service.model_catalogue import CatalogueModel
 from service.ports import JobState, JobStatus
-from tests.integration.reconciler_harness import BATCH, FAILED, Stack, commit, line
+from tests.integration.reconciler_harness import FAILED, SUCCEEDED, Stack, line
 
 MODEL = ModelSpec(id="demo", source="x", accelerator="a10g", tensor_parallel_size=2, concurrency=3)
 
 
 @pytest.fixture
 def on_gpus(pool: Pool, tmp_path: Path) -> Stack:
-    """A batch whose job has run on six GPUs for ten seconds."""
+    """A batch whose job has leased it, and has run on six GPUs for ten seconds."""
     stack = Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path)
-    catalogue = {"demo": CatalogueModel(spec=MODEL)}
-    stack.backends = dataclasses.replace(stack.backends, catalogue=catalogue)
-    stack.create(line(1), line(2))
+    stack.backends = dataclasses.replace(stack.backends, catalogue={"demo": CatalogueModel(spec=MODEL)})
+    stack.started(line(1), line(2))
     stack.advance()
-    stack.advance()
-    stack.sql("UPDATE batches SET job_running_since = job_running_since - interval '10 s'")
+    pass_time(stack, 10)
     return stack
+
+
+def pass_time(stack: Stack, seconds: int) -> None:
+    """Let running jobs have run for so much longer."""
+    shift = "- make_interval(secs => %s)"
+    stack.sql(
+        f"UPDATE jobs SET running_since = running_since {shift}, split_at = split_at {shift}",  # noqa: S608 - a constant
+        seconds,
+        seconds,
+    )
+
+
+def total_gpu_seconds(stack: Stack) -> float:
+    """The GPU seconds that belong to no open batch."""
+    return float(stack.sql("SELECT coalesce(sum(gpu_seconds), 0) AS s FROM usage_totals")[0]["s"])
 
 
 def totals(stack: Stack) -> dict[str, Any]:
@@ -46,27 +59,15 @@ def totals(stack: Stack) -> dict[str, Any]:
 def test_job_reserves_the_gpus_of_all_its_engines(stack: Stack, model: ModelSpec, gpus: int) -> None:
     stack.backends = dataclasses.replace(stack.backends, catalogue={"demo": CatalogueModel(spec=model)})
     stack.create(line(1))
-    assert stack.advance()["gpus"] == gpus
-
-
-def test_stuck_job_is_stopped_and_its_batch_fails_with_its_results(on_gpus: Stack) -> None:
-    commit(on_gpus.store, BATCH, 2)
-    (job,) = on_gpus.launcher.launched
-    on_gpus.launcher.end(job.job_id, JobStatus(state=JobState.RUNNING, message="no such image", is_stuck=True))
-    on_gpus.advance()
-    batch = on_gpus.advance()
-    assert (batch["status"], batch["completed"]) == ("failed", 1)
-    assert [error["code"] for error in on_gpus.errors()] == ["job_failed"]
-    assert "no such image" in on_gpus.errors()[0]["message"]
-    assert on_gpus.launcher.status(job.job_id).state is JobState.STOPPED
-    assert totals(on_gpus)["gpu_seconds"] >= 60
+    stack.advance()
+    assert stack.jobs()[0]["gpus"] == gpus
 
 
 def test_start_of_a_job_is_recorded_once(on_gpus: Stack) -> None:
-    before = on_gpus.batch()
-    assert isinstance(before["job_running_since"], datetime)
-    assert (before["gpus"], before["gpu_seconds"]) == (6, 0)
-    assert on_gpus.advance() == before
+    [before] = on_gpus.jobs()
+    assert isinstance(before["running_since"], datetime)
+    on_gpus.advance_jobs()
+    assert on_gpus.jobs() == [before]
     assert [row["type"] for row in on_gpus.sql("SELECT type FROM batch_events ORDER BY id")] == [
         "batch.in_progress",
         "job.launched",
@@ -79,12 +80,11 @@ def test_reason_for_waiting_is_an_event_once(stack: Stack) -> None:
     stack.create(line(1))
     stack.advance()
     stack.advance()
-    stack.launcher.end(
-        "batch_1-1", JobStatus(state=JobState.RUNNING, message="v100 pod: 2 Insufficient nvidia.com/gpu")
-    )
+    other = JobStatus(state=JobState.RUNNING, message="v100 pod: 2 Insufficient nvidia.com/gpu")
+    stack.launcher.end(stack.job().id, other)
     stack.advance()
     (event,) = stack.sql("SELECT data FROM batch_events WHERE type = 'job.waiting'")
-    assert event["data"] == {"job_id": "batch_1-1", "reason": "v100 pod: 1 Insufficient nvidia.com/gpu"}
+    assert event["data"] == {"job_id": stack.job().id, "reason": "v100 pod: 1 Insufficient nvidia.com/gpu"}
 
 
 @pytest.mark.parametrize(("reason", "events"), [("no such image", 1), ("1 Insufficient nvidia.com/gpu", 2)])
@@ -94,7 +94,7 @@ def test_another_reason_for_waiting_is_an_event_after_ten_minutes(stack: Stack, 
     stack.advance()
     stack.advance()
     stack.sql("UPDATE batch_events SET at = at - interval '10 min'")
-    stack.launcher.end("batch_1-1", JobStatus(state=JobState.PENDING, message=reason))
+    stack.launcher.end(stack.job().id, JobStatus(state=JobState.PENDING, message=reason))
     stack.advance()
     assert len(stack.sql("SELECT id FROM batch_events WHERE type = 'job.waiting'")) == events
 
@@ -106,45 +106,96 @@ def test_job_that_waits_for_its_gpus_holds_none(stack: Stack, waiting: JobStatus
     stack.work = lambda _: waiting
     stack.create(line(1))
     stack.advance()
-    assert stack.advance()["job_running_since"] is None
+    stack.advance()
+    assert stack.jobs()[0]["running_since"] is None
 
 
-def test_completed_batch_adds_its_gpu_seconds_to_the_totals(on_gpus: Stack) -> None:
-    on_gpus.end_job(1, 2)
+def test_batch_that_waits_for_its_job_gives_no_reason_after_its_first_lease(stack: Stack) -> None:
+    job = stack.started(line(1))
+    stack.launcher.end(job.id, JobStatus(state=JobState.RUNNING, message="1 Insufficient nvidia.com/gpu"))
+    stack.advance()
+    assert stack.sql("SELECT id FROM batch_events WHERE type = 'job.waiting'") == []
+
+
+def test_completed_batch_has_the_gpu_seconds_of_its_job(on_gpus: Stack) -> None:
+    on_gpus.job().commit()
     done = on_gpus.advance()
-    assert (done["status"], done["job_running_since"]) == ("completed", None)
-    assert done["gpu_seconds"] == pytest.approx(60, abs=30)
-    assert totals(on_gpus)["gpu_seconds"] == done["gpu_seconds"]
+    assert (done["status"], done["gpu_seconds"]) == ("completed", pytest.approx(60, abs=30))
+    assert totals(on_gpus)["gpu_seconds"] == pytest.approx(done["gpu_seconds"], abs=30)
     assert (totals(on_gpus)["batches"], totals(on_gpus)["completed"], totals(on_gpus)["jobs_launched"]) == (1, 2, 1)
 
 
-def test_cancelled_batch_adds_its_gpu_seconds_to_the_totals(on_gpus: Stack) -> None:
-    on_gpus.cancel()
+def test_gpu_seconds_without_a_commit_wait_for_the_next_one(on_gpus: Stack) -> None:
     on_gpus.advance()
-    assert on_gpus.advance()["status"] == "cancelled"
-    assert totals(on_gpus)["gpu_seconds"] == pytest.approx(60, abs=30)
+    assert (on_gpus.batch()["gpu_seconds"], total_gpu_seconds(on_gpus)) == (0, 0)
+    on_gpus.job().commit(1)
+    assert on_gpus.advance()["gpu_seconds"] == pytest.approx(60, abs=30)
 
 
-def test_gpu_seconds_of_a_job_that_does_not_stop_count_until_the_grace_is_over(on_gpus: Stack) -> None:
-    on_gpus.cancel()
-    on_gpus.sql("UPDATE batches SET cancelling_at = now() - interval '6 min'")
-    assert on_gpus.advance()["status"] == "cancelled"
-    assert totals(on_gpus)["gpu_seconds"] == pytest.approx(60, abs=30)
+def test_gpu_seconds_are_split_by_tokens_between_the_batches_of_a_job(on_gpus: Stack) -> None:
+    on_gpus.create(*map(line, range(1, 7)), batch_id="batch_2")
+    on_gpus.advance("batch_2")
+    job = on_gpus.job()
+    job.answer_all()
+    on_gpus.advance()
+    first, second = on_gpus.advance()["gpu_seconds"], on_gpus.advance("batch_2")["gpu_seconds"]
+    assert second == pytest.approx(3 * first)
+    assert first + second == pytest.approx(60, abs=30)
+    assert total_gpu_seconds(on_gpus) == pytest.approx(first + second, abs=30)
 
 
-def test_gpu_seconds_of_failed_attempts_add_up_and_a_retry_starts_without_a_rate(on_gpus: Stack) -> None:
-    on_gpus.sql("UPDATE batches SET rows_per_s = 5, progress_at = now()")
-    on_gpus.launcher.end(f"{BATCH}-1", FAILED)
-    waiting = on_gpus.advance()
-    assert waiting["gpu_seconds"] == pytest.approx(60, abs=30)
-    assert (waiting["job_running_since"], waiting["rows_per_s"], waiting["progress_at"]) == (None, None, None)
+def test_gpu_seconds_go_to_the_batch_that_was_worked_on_meanwhile(on_gpus: Stack) -> None:
+    job = on_gpus.job()
+    job.commit()
+    first = on_gpus.advance()["gpu_seconds"]
+    on_gpus.create(line(1), batch_id="batch_2")
+    on_gpus.advance("batch_2")
+    job.lease()
+    pass_time(on_gpus, 100)
+    job.commit(batch_id="batch_2")
+    assert on_gpus.advance("batch_2")["gpu_seconds"] == pytest.approx(600, abs=60)
+    assert on_gpus.batch()["gpu_seconds"] == first
+
+
+def test_gpu_seconds_of_an_idle_job_go_to_the_totals_only(on_gpus: Stack) -> None:
+    on_gpus.job().commit()
+    done = on_gpus.advance()["gpu_seconds"]
+    pass_time(on_gpus, 100)
+    on_gpus.advance_jobs()
+    assert total_gpu_seconds(on_gpus) == pytest.approx(done + 600, abs=60)
+    assert on_gpus.batch()["gpu_seconds"] == done
+
+
+@pytest.mark.parametrize("end", [FAILED, SUCCEEDED, JobStatus(state=JobState.MISSING)])
+def test_gpu_seconds_of_a_job_without_a_commit_go_to_the_totals(on_gpus: Stack, end: JobStatus) -> None:
+    on_gpus.launcher.end(on_gpus.job().id, end)
+    on_gpus.advance()
+    assert on_gpus.batch()["gpu_seconds"] == 0
+    assert total_gpu_seconds(on_gpus) == pytest.approx(60, abs=30)
+
+
+def test_gpu_seconds_of_several_jobs_add_up(on_gpus: Stack) -> None:
+    first = on_gpus.job()
+    first.commit(1)
+    on_gpus.launcher.end(first.id, FAILED)
+    assert on_gpus.advance()["gpu_seconds"] == pytest.approx(60, abs=30)
     on_gpus.forget_backoff()
     on_gpus.advance()
+    second = on_gpus.job()
+    second.lease()
     on_gpus.advance()
-    on_gpus.sql("UPDATE batches SET job_running_since = now() - interval '100 s'")
-    on_gpus.end_job(1, 2)
+    on_gpus.sql("UPDATE jobs SET split_at = now() - interval '100 s' WHERE id = %s", second.id)
+    second.commit()
     assert on_gpus.advance()["gpu_seconds"] == pytest.approx(660, abs=60)
     assert totals(on_gpus)["jobs_launched"] == 2
+
+
+def test_cancelled_batch_has_the_gpu_seconds_of_its_commits(on_gpus: Stack) -> None:
+    on_gpus.job().commit(1)
+    on_gpus.cancel()
+    cancelled = on_gpus.advance()
+    assert (cancelled["status"], cancelled["gpu_seconds"]) == ("cancelled", pytest.approx(60, abs=30))
+    assert total_gpu_seconds(on_gpus) == pytest.approx(cancelled["gpu_seconds"], abs=30)
 
 
 def test_accepted_batch_counts_its_requests_towards_the_limit(stack: Stack) -> None:

@@ -13,7 +13,7 @@ from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
 from service.errors import ObjectStoreError
 from service.reconciler.retention import sweep
-from tests.integration.reconciler_harness import BATCH, Stack, commit, line
+from tests.integration.reconciler_harness import BATCH, Stack, line
 
 INPUT = f"file-{BATCH}"
 DELETED = "UPDATE files SET deleted_at = now(), deleted_by = 'key_7'"
@@ -33,10 +33,11 @@ def audit(stack: Stack, type: str) -> list[dict[str, Any]]:
 
 
 def complete(stack: Stack) -> dict[str, Any]:
-    stack.create(line(1))
+    stack.started(line(1)).commit()
+    # As if the leftovers of its job were deleted.
     stack.advance()
-    stack.end_job(1)
-    return stack.advance()
+    stack.sql("UPDATE batches SET leftovers_due_at = NULL")
+    return stack.batch()
 
 
 @pytest.mark.parametrize("change", [DELETED, EXPIRED])
@@ -137,7 +138,6 @@ def test_one_sweep_deletes_many_files(stack: Stack) -> None:
 
 def test_old_batch_is_deleted_with_its_events_and_its_files_at_their_expiry(stack: Stack) -> None:
     done = complete(stack)
-    commit(stack.store, "batch_other", 1)
     stack.sql("UPDATE batches SET completed_at = now() - interval '30 days'")
     sweep_once(stack)
     assert stack.sql("SELECT id FROM batches") == []
@@ -171,11 +171,11 @@ def test_retention_of_a_project_applies_to_its_batches_and_files(stack: Stack) -
     stack.create(line(1))
     stack.sql("UPDATE projects SET retention_s = 60")
     stack.advance()
-    stack.end_job(1)
+    stack.job().answer_all()
     output = stack.advance()["output_file_id"]
     file = stack.sql("SELECT expires_at - created_at AS kept FROM files WHERE id = %s", output)[0]
     assert file["kept"].total_seconds() == 60
-    stack.sql("UPDATE batches SET completed_at = now() - interval '61 s'")
+    stack.sql("UPDATE batches SET completed_at = now() - interval '61 s', leftovers_due_at = NULL")
     sweep_once(stack)
     assert stack.sql("SELECT id FROM batches") == []
 

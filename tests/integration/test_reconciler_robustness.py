@@ -15,8 +15,10 @@ from ray_job.contract.object_keys import parts_prefix
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.db import Pool
 from service.errors import LauncherError, ObjectStoreError
+from service.model_catalogue import CatalogueModel
 from service.ports import JobStatus, Launcher, ObjectStore, StoredObject
-from tests.integration.reconciler_harness import SUCCEEDED, Stack, commit, line, looping
+from service.reconciler.backends import Slots
+from tests.integration.reconciler_harness import SUCCEEDED, Stack, line, looping
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +65,12 @@ class FlakyStore:
     def location(self) -> ObjectStoreLocation:
         return self._store.location()
 
+    def read_url(self, key: str, *, expires_s: int) -> str:
+        return self._store.read_url(key, expires_s=expires_s)
+
+    def write_url(self, key: str, *, expires_s: int) -> str:
+        return self._store.write_url(key, expires_s=expires_s)
+
     def check(self) -> None:
         self._store.check()
 
@@ -78,8 +86,8 @@ class FlakyLauncher:
         self.fails()
         return self._launcher.refusal(model)
 
-    def launch(self, spec: JobSpec) -> None:
-        self._launcher.launch(spec)
+    def launch(self, spec: JobSpec, token: str) -> None:
+        self._launcher.launch(spec, token)
         self.fails()
 
     def status(self, job_id: str) -> JobStatus:
@@ -105,7 +113,7 @@ def finish_all(stack: Stack, count: int, within_s: float) -> None:
             row = {"count": 0}
         if row["count"] == count:
             return
-        assert time.monotonic() < end, stack.sql("SELECT id, status, attempt FROM batches")
+        assert time.monotonic() < end, stack.sql("SELECT id, status, segments_left FROM batches")
         time.sleep(0.05)
 
 
@@ -124,12 +132,17 @@ def check_all_are_whole(stack: Stack, count: int) -> None:
 
 @pytest.fixture
 def working(pool: Pool, tmp_path: Path) -> Stack:
-    """A stack whose jobs commit two lines, one of them failed, and succeed."""
-    stack = Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path, max_running_jobs=3)
+    """A stack whose jobs, one for each batch, commit two lines, one of them failed, and end."""
+    stack = Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path, slots=Slots(default=3))
+    model = CatalogueModel(spec=ModelSpec(id="demo", source="x", sharing="batch"))
+    stack.backends = dataclasses.replace(stack.backends, catalogue={"demo": model})
 
     def work(spec: JobSpec) -> JobStatus:
-        commit(stack.store, spec.batch_id, 1)
-        commit(stack.store, spec.batch_id, 2, fails=True)
+        job = stack.job(spec.job_id)
+        for batch_id in {lease.batch_id for lease in job.lease().leases}:
+            job.commit(1, batch_id=batch_id)
+            job.commit(2, batch_id=batch_id, fails=True)
+        assert job.end()
         return SUCCEEDED
 
     stack.work = work
@@ -182,4 +195,5 @@ def test_batches_complete_although_postgres_cuts_all_connections_repeatedly(
         finish_all(working, 20, within_s=60)
         cutter.join()
     check_all_are_whole(working, 20)
-    assert {spec.job_id for spec in working.launcher.launched} == {f"b{number}-1" for number in range(20)}
+    assert working.sql("SELECT count(*), count(DISTINCT job_id) AS jobs FROM parts") == [{"count": 0, "jobs": 0}]
+    assert working.sql("SELECT count(DISTINCT domain) AS domains FROM jobs") == [{"domains": 20}]

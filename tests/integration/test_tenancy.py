@@ -26,6 +26,7 @@ NEEDED = {
     ("GET", "/v1/batches/{batch_id}"): Scope.READ,
     ("GET", "/v1/batches/{batch_id}/results"): Scope.READ,
     ("GET", "/v1/batches/{batch_id}/events"): Scope.READ,
+    ("GET", "/v1/jobs"): Scope.READ,
     ("POST", "/v1/files"): Scope.SUBMIT,
     ("DELETE", "/v1/files/{file_id}"): Scope.SUBMIT,
     ("POST", "/v1/batches"): Scope.SUBMIT,

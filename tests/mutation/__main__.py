@@ -58,11 +58,13 @@ AREAS: Mapping[str, Area] = {
             "tests/unit/test_rayjobs.py",
             "tests/unit/test_accelerator_support.py",
             "tests/unit/test_weights_copy.py",
-            "tests/unit/test_input_lines.py",
             "tests/unit/test_split_lines.py",
         ),
     ),
-    "transitions": Area(code=("service/transitions.py",), tests=("tests/unit/test_transitions.py",)),
+    "transitions": Area(
+        code=("service/transitions.py", "service/job_transitions.py"),
+        tests=("tests/unit/test_transitions.py", "tests/unit/test_job_transitions.py"),
+    ),
     # Without the properties, whose examples take longer than all other tests together.
     "input_file": Area(
         code=("service/input_file/*.py",),

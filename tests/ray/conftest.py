@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from ray_job.contract.ray_environment import RAY_ENVIRONMENT
 from ray_job.demo_model import make_demo_model
-from tests.ray.job_harness import REPOSITORY, Job, MakeJob, job_environment, new_job
+from tests.ray.job_harness import CHAT, REPOSITORY, Job, MakeJob, job_environment, new_job
 
 
 @pytest.fixture(scope="session")
@@ -58,13 +59,14 @@ def short_directory() -> Iterator[Path]:
 
 
 @pytest.fixture
-def make_job(demo_model: Path, tmp_path: Path, short_directory: Path) -> MakeJob:
+def make_job(demo_model: Path, tmp_path: Path, short_directory: Path) -> Iterator[MakeJob]:
     """Create a job for bodies: ``make_job(bodies, endpoint=…, **fields of ModelSpec)``."""
+    with ExitStack() as jobs:
 
-    def make(bodies: Sequence[Mapping[str, Any]], endpoint: str = "/v1/chat/completions", **model: Any) -> Job:
-        return new_job(tmp_path, short_directory, demo_model, bodies, endpoint, **model)
+        def make(bodies: Sequence[Mapping[str, Any]], endpoint: str = CHAT, **model: Any) -> Job:
+            return jobs.enter_context(new_job(tmp_path, short_directory, demo_model, bodies, endpoint, **model))
 
-    return make
+        yield make
 
 
 @pytest.fixture

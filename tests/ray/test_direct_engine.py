@@ -1,5 +1,6 @@
-"""The direct engine on a real Ray with a real engine: answers, resumption, and the death of an engine."""
+"""The direct engine on a real Ray with a real engine: leases, answers, parts, and the death of an engine."""
 
+import json
 import subprocess
 import time
 from contextlib import suppress
@@ -10,17 +11,16 @@ import psutil
 import pytest
 
 from ray_job.contract.exit_codes import EXIT_NO_MODEL
-from ray_job.contract.measurement import Measurement
-from ray_job.contract.object_keys import batch_prompt_rules_key, measurement_key
+from ray_job.contract.leases import TOKEN_VARIABLE
 from ray_job.contract.prompt_rules import PromptRules
-from ray_job.object_store import write_part
-from ray_job.rows import part_row
 from service.prompts import PromptCounter
-from tests.ray.job_harness import BATCH_ID, ENGINE_ARGS, Job, MakeJob, chat
+from tests.memory_coordinator import PROMPT_RULES_KEY, TOKEN
+from tests.ray.job_harness import BATCH_ID, CHAT, ENGINE_ARGS, WAIT_S, MakeJob, chat, descendants
 
 pytestmark = pytest.mark.ray
 
-WAIT_S = 300
+# Few rows at a time: the engine still has most of them to answer when the first part is committed.
+SLOW = {**ENGINE_ARGS, "max_num_seqs": 16}
 
 
 def test_every_line_is_answered_once_with_the_engines_status(make_job: MakeJob, tmp_path: Path) -> None:
@@ -36,56 +36,165 @@ def test_every_line_is_answered_once_with_the_engines_status(make_job: MakeJob, 
     assert [row.line for row in rows] == list(range(1, 23))
     assert [row.status for row in rows[-2:]] == [400, 400]
     assert {row.outcome for row in rows[:20]} == {"completed"}
-    counter = PromptCounter(PromptRules.from_json((job.root / batch_prompt_rules_key(BATCH_ID)).read_bytes()))
-    counts = [counter.count(job.spec.endpoint, body) for body in bodies[:20]]
+    counter = PromptCounter(PromptRules.from_json((job.coordinator.root / PROMPT_RULES_KEY).read_bytes()))
+    counts = [counter.count(CHAT, body) for body in bodies[:20]]
     tokens = [row.body["usage"]["prompt_tokens"] for row in rows[:20]]
     assert [count and count.tokens for count in counts] == tokens
-    measured = Measurement.from_json((job.root / measurement_key(BATCH_ID)).read_bytes())
-    assert (measured.engines, measured.rows, measured.input_tokens) == (1, 22, sum(tokens))
-    assert 0 < measured.engine_s <= measured.busy_s < 60
+    assert sum(rows.usage.input_tokens for _, part in job.coordinator.commits for rows in part.segments) == sum(tokens)
+    ended = job.coordinator.ended
+    assert ended is not None
+    assert 0 < ended.busy_s <= ended.engine_s < 60
     assert all(set(row.body["error"]) == {"message", "type", "param", "code"} for row in rows[-2:])
 
 
-def test_lines_in_a_committed_part_do_not_run_again(make_joining_job: MakeJob) -> None:
+def test_batches_share_an_engine_and_a_warm_one_answers_the_next_batch(make_joining_job: MakeJob) -> None:
+    job = make_joining_job([chat(f"Question {n}") for n in range(40)], keep_warm_s=600)
+    job.add_batch([chat(f"Other {n}") for n in range(40)], batch_id="batch_other", segment_rows=8, cache_salt="other")
+    with job.running() as process:
+        job.wait_for_rows(process, 0)
+        engine = descendants(process, "VLLM::EngineCore")
+        started_s = time.monotonic()
+        job.add_batch([chat(f"Late {n}") for n in range(10)], batch_id="batch_late")
+        job.wait_for_rows(process, 0)
+        assert time.monotonic() - started_s < 10
+        assert descendants(process, "VLLM::EngineCore") == engine
+        job.server.change(drain=True)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert [len(job.rows(each)) for each in (BATCH_ID, "batch_other", "batch_late")] == [40, 40, 10]
+    assert len(job.parts("batch_late")) == 1
+    assert job.coordinator.ended is not None
+
+
+def test_draining_job_finishes_what_it_holds_and_takes_nothing_else(make_joining_job: MakeJob) -> None:
+    bodies = [chat(f"Question {n}", max_tokens=32) for n in range(64)]
+    job = make_joining_job(bodies, keep_warm_s=600, batch_size=16, engine_args=SLOW)
+    with job.running() as process:
+        job.wait_for_rows(process, 63)
+        job.server.change(drain=True)
+        job.add_batch([chat("Later")], batch_id="batch_later")
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert (len(job.rows()), len(job.rows("batch_later"))) == (64, 0)
+
+
+def test_job_ends_when_it_had_no_work_for_a_while(make_joining_job: MakeJob) -> None:
+    job = make_joining_job([chat("Hello")], keep_warm_s=3)
+    with job.running() as process:
+        job.wait_for_rows(process, 0)
+        started_s = time.monotonic()
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert 2 < time.monotonic() - started_s < 15
+
+
+def test_committed_rows_of_a_lease_do_not_run_again(make_joining_job: MakeJob) -> None:
     job = make_joining_job([chat(f"Question {n}") for n in range(12)])
-    rows = [
-        part_row(BATCH_ID, line, f"request-{line}", 200, b'{"choices": [], "usage": {"prompt_tokens": 3}}')
-        for line in (2, 3, 5, 7)
-    ]
-    write_part(job.spec.object_store, BATCH_ID, rows)
-    (committed,) = job.parts()
-    before = committed.stat().st_mtime_ns
+    job.coordinator.segments[0].done = {1, 2, 4, 6}
     exit_code, output = job.run()
     assert exit_code == 0, output
-    assert "8 lines to run, 4 committed by earlier attempts" in output
-    assert "12 completed and 0 failed rows are committed" in output
-    assert committed.stat().st_mtime_ns == before
-    assert [row.line for row in job.rows()] == list(range(1, 13))
+    assert [row.line for row in job.rows()] == [1, 4, 6, 8, 9, 10, 11, 12]
+
+
+def test_equal_lines_have_one_answer(make_joining_job: MakeJob) -> None:
+    job = make_joining_job([])
+    job.add_batch([chat(f"Question {n}") for n in range(3)], twins={1: (4, 5), 3: (6,)})
+    exit_code, output = job.run()
+    assert exit_code == 0, output
+    rows = job.rows()
+    assert [row.custom_id for row in rows] == [f"request-{n}" for n in range(1, 7)]
+    assert [row.body["id"] for row in rows[3:]] == [rows[0].body["id"], rows[0].body["id"], rows[2].body["id"]]
+
+
+def test_rows_are_answered_while_the_coordinator_is_unreachable(make_joining_job: MakeJob) -> None:
+    bodies = [chat(f"Question {n}", max_tokens=32) for n in range(100)]
+    job = make_joining_job(bodies, batch_size=16, engine_args=SLOW)
+    with job.running() as process:
+        job.wait_for_rows(process, 99)
+        job.server.status = 503
+        time.sleep(10)
+        job.server.status = 0
+        recorded_s = time.monotonic()
+        output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, output
+    assert [row.line for row in job.rows()] == list(range(1, 101))
+    assert output.count("does not answer") == 1
+    assert output.count("answers again") == 1
+    # It held finished parts for all rows by then.
+    assert job.coordinator.commits[-1][0] - recorded_s < 15
+
+
+def test_job_with_a_void_token_stops_its_engines_and_succeeds(make_joining_job: MakeJob) -> None:
+    bodies = [chat(f"Question {n}", max_tokens=64) for n in range(300)]
+    job = make_joining_job(bodies, batch_size=16, engine_args=SLOW)
+    with job.running() as process:
+        job.wait_for_rows(process, 299)
+        engines = psutil.Process(process.pid).children(recursive=True)
+        job.server.status = 401
+        output, _ = process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(engines, timeout=30)
+    assert process.returncode == 0, output
+    assert output.splitlines()[-1].endswith("its token is void")
+    assert [each.name() for each in alive] == []
+
+
+def test_rows_of_lost_segments_are_dropped_and_run_under_their_next_lease(make_joining_job: MakeJob) -> None:
+    bodies = [chat(f"Question {n}", max_tokens=32) for n in range(96)]
+    job = make_joining_job([], batch_size=8, engine_args=SLOW)
+    job.add_batch(bodies, segment_rows=32)
+    with job.running() as process:
+        job.wait_for_rows(process, 95)
+        lost = job.coordinator.lose()
+        job.server.change()
+        output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, output
+    assert lost
+    assert [(row.line, row.status) for row in job.rows()] == [(n, 200) for n in range(1, 97)]
+    assert {each.epoch for each in job.coordinator.segments} >= {2}
+    assert f"{len(lost)} segments were lost" in output or job.coordinator.refused
+
+
+def test_unreadable_segment_is_given_back_and_others_are_answered(make_joining_job: MakeJob) -> None:
+    job = make_joining_job([chat(f"Question {n}") for n in range(4)])
+    job.add_batch([chat("Hello")], batch_id="batch_damaged")
+    plan = job.coordinator.root / "batches/batch_damaged/plan"
+    plan.write_bytes(plan.read_bytes().replace(b"Hello", b"SECR\n"))
+    job.add_batch([{"SECRET": 1}], batch_id="batch_wrong")
+    plan = job.coordinator.root / "batches/batch_wrong/plan"
+    plan.write_bytes(plan.read_bytes().replace(b'"custom_id"', b'"custom_jd"'))
+    exit_code, output = job.run()
+    assert exit_code == 0, output
+    assert [row.line for row in job.rows()] == [1, 2, 3, 4]
+    _, damaged, wrong = job.coordinator.segments
+    assert len(wrong.failures) == 4
+    assert wrong.failures[0].startswith("line 1 of the input is not a request")
+    assert "SECRET" not in output + json.dumps(damaged.failures + wrong.failures)
 
 
 def test_killed_engine_among_two_costs_no_row(make_job: MakeJob) -> None:
     lines = 300  # more than ROWS_PER_ENGINE
-    # Few rows at a time: the engine still has most of them to answer when the first part is committed.
-    engine_args = {**ENGINE_ARGS, "max_num_seqs": 16}
     bodies = [chat(f"Question {n}", max_tokens=32) for n in range(lines)]
-    job = make_job(bodies, batch_size=16, concurrency=2, engine_args=engine_args)
+    job = make_job(bodies, batch_size=16, concurrency=2, engine_args=SLOW)
     with job.running() as process:
         engine = _wait_for_descendant(process, "VLLM::EngineCore")
-        _wait_for_parts(job, process)
+        job.wait_for_rows(process, lines - 1)
         engine.kill()
         output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert [(row.line, row.status) for row in job.rows()] == [(n, 200) for n in range(1, lines + 1)]
 
 
-def test_equal_lines_have_one_answer(make_joining_job: MakeJob) -> None:
-    job = make_joining_job([chat(f"Question {n % 3}") for n in range(9)])
-    exit_code, output = job.run()
-    assert exit_code == 0, output
-    assert "6 of them share the answer of an equal line" in output
-    rows = job.rows()
-    assert [row.custom_id for row in rows] == [f"request-{n}" for n in range(1, 10)]
-    assert len({row.body["id"] for row in rows}) == 3
+def test_killed_actor_costs_no_row(make_job: MakeJob) -> None:
+    bodies = [chat(f"Question {n}", max_tokens=32) for n in range(100)]
+    job = make_job(bodies, batch_size=16, engine_args=SLOW)
+    with job.running() as process:
+        job.wait_for_rows(process, 99)
+        (actor,) = descendants(process, "ray::DirectEngine")
+        actor.kill()
+        output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, output
+    assert "an engine worker ended" in output
+    assert [(row.line, row.status) for row in job.rows()] == [(n, 200) for n in range(1, 101)]
 
 
 def test_request_that_ends_the_engine_becomes_an_error_row(make_joining_job: MakeJob) -> None:
@@ -129,19 +238,27 @@ def test_model_missing_on_an_engines_node_ends_the_job_with_its_exit_code(
     job = make_joining_job([chat("Hello")])
     spec = replace(job.spec, model=replace(job.spec.model, source=str(source)))
     with replace(job, spec=spec).running() as process:
-        assert process.stdout is not None
         # The driver has checked its own copy of the model by then, and no engine has.
-        next(line for line in process.stdout if "lines to run" in line)
+        while not job.server.requests:
+            time.sleep(0.001)
         (source / "no-model.txt").write_text("upload the model's directory")
         output, _ = process.communicate(timeout=600)
     assert process.returncode == EXIT_NO_MODEL, output
     assert output.splitlines()[-1].endswith("upload the model's directory")
 
 
-def test_engine_runs_at_the_niceness_of_its_job(make_job: MakeJob) -> None:
-    with make_job([chat("Hello")]).running() as process:
+def test_engine_runs_at_the_niceness_of_its_job_and_without_its_token(make_job: MakeJob) -> None:
+    job = make_job([chat("Hello")], keep_warm_s=600)
+    # What Ray Jobs set: the environment of the driver, which they give to all workers too.
+    given = {"runtime_env": {"env_vars": {TOKEN_VARIABLE: TOKEN, "GIVEN": "yes"}}, "metadata": {}}
+    job = replace(job, environment={**job.environment, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(given)})
+    with job.running() as process:
         engine = _wait_for_descendant(process, "ray_job.engines.engine_server")
         assert engine.nice() == psutil.Process(process.pid).nice()
+        assert engine.environ()["GIVEN"] == "yes"
+        for worker in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                assert not worker.environ().get(TOKEN_VARIABLE)
         process.terminate()
         process.communicate(timeout=60)
 
@@ -149,7 +266,7 @@ def test_engine_runs_at_the_niceness_of_its_job(make_job: MakeJob) -> None:
 def test_terminated_job_leaves_no_engine_behind(make_job: MakeJob) -> None:
     job = make_job([chat(f"Question {n}", max_tokens=64) for n in range(200)], batch_size=16)
     with job.running() as process:
-        _wait_for_parts(job, process)
+        job.wait_for_rows(process, 199)
         family = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         process.communicate(timeout=60)
@@ -157,22 +274,11 @@ def test_terminated_job_leaves_no_engine_behind(make_job: MakeJob) -> None:
         assert [p.name() for p in alive] == []
 
 
-def _wait_for_parts(job: Job, process: subprocess.Popen[str]) -> None:
-    """Wait until a running job has committed a part."""
-    deadline = time.monotonic() + WAIT_S
-    while not job.parts():
-        assert process.poll() is None, "the job ended before it committed a part"
-        assert time.monotonic() < deadline, "no part was committed in time"
-        time.sleep(0.1)
-
-
 def _wait_for_descendant(job: subprocess.Popen[str], name: str) -> psutil.Process:
     """Wait until a running job has a process with this name in its command line."""
     deadline = time.monotonic() + WAIT_S
     while job.poll() is None and time.monotonic() < deadline:
-        for process in psutil.Process(job.pid).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                if any(name in word for word in process.cmdline()):
-                    return process
+        for process in descendants(job, name):
+            return process
         time.sleep(0.1)
     raise AssertionError(f"no process {name} {'in time' if job.poll() is None else 'before the job ended'}")

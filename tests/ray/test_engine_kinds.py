@@ -1,6 +1,5 @@
 """The processor, serve and http engines on a real Ray with a real engine, each with rows that fail."""
 
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from ray_job.contract.job_spec import ModelSpec
 from ray_job.engines.engine_args import engine_flags, server_args
 from tests.ray.fidelity.compare import differences
 from tests.ray.fidelity.oracle import http_server
-from tests.ray.job_harness import ENGINE_ARGS, Job, MakeJob, Row, chat, new_job
+from tests.ray.job_harness import BATCH_ID, ENGINE_ARGS, Job, MakeJob, Row, chat, descendants, new_job
 
 pytestmark = pytest.mark.ray
 
@@ -33,6 +32,10 @@ def _bodies() -> list[dict[str, Any]]:
 def _run_and_check_statuses(job: Job) -> list[Row]:
     exit_code, output = job.run()
     assert exit_code == 0, output
+    return _checked_statuses(job)
+
+
+def _checked_statuses(job: Job) -> list[Row]:
     rows = job.rows()
     assert [row.line for row in rows] == list(range(1, GOOD + len(BAD_BODIES) + 1))
     assert [row.status for row in rows] == [200] * GOOD + [400] * len(BAD_BODIES)
@@ -48,14 +51,29 @@ def _unequal(rows: list[Row], reference: list[Row]) -> dict[int, list[str]]:
 @pytest.fixture(scope="module")
 def reference(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Row]]:
     """Rows of the direct engine."""
-    with tempfile.TemporaryDirectory(prefix="cl-") as temporary:
-        job = new_job(tmp_path_factory.mktemp("store"), Path(temporary), demo_model, _bodies(), batch_size=8)
+    with (
+        tempfile.TemporaryDirectory(prefix="cl-") as temporary,
+        new_job(tmp_path_factory.mktemp("store"), Path(temporary), demo_model, _bodies(), batch_size=8) as job,
+    ):
         yield _run_and_check_statuses(job)
 
 
-def test_serve_engine_returns_the_bodies_of_the_direct_engine(reference: list[Row], make_job: MakeJob) -> None:
-    rows = _run_and_check_statuses(make_job(_bodies(), engine="serve", batch_size=8))
-    assert _unequal(rows, reference) == {}
+def test_serve_engine_returns_the_bodies_of_the_direct_engine_and_stays_for_the_next_batch(
+    reference: list[Row], make_job: MakeJob
+) -> None:
+    job = make_job(_bodies(), engine="serve", batch_size=8, keep_warm_s=600)
+    with job.running() as process:
+        job.wait_for_rows(process, 0)
+        replicas = descendants(process, "ServeReplica:cloister")
+        job.add_batch([chat("Hello")], batch_id="batch_late")
+        job.wait_for_rows(process, 0)
+        assert replicas
+        assert descendants(process, "ServeReplica:cloister") == replicas
+        job.server.change(drain=True)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert [row.status for row in job.rows("batch_late")] == [200]
+    assert _unequal(_checked_statuses(job), reference) == {}
 
 
 def test_http_engine_returns_the_bodies_of_its_endpoint(
@@ -64,7 +82,10 @@ def test_http_engine_returns_the_bodies_of_its_endpoint(
     flags = engine_flags(server_args(ModelSpec(id="demo", source=str(demo_model), engine_args=ENGINE_ARGS)))
     with http_server(flags, short_directory, port=8531):
         job = make_job(_bodies(), engine="http", batch_size=8, base_url="http://127.0.0.1:8531/v1")
+        others = [chat(f"Other {n}") for n in range(13)]
+        job.add_batch(others, batch_id="batch_other", segment_rows=5, twins={2: (14, 15)})
         rows = _run_and_check_statuses(job)
+        assert [(row.line, row.status) for row in job.rows("batch_other")] == [(n, 200) for n in range(1, 16)]
     assert _unequal(rows, reference) == {}
 
 
@@ -102,14 +123,14 @@ def _comparable_fields(row: Row) -> dict[str, Any]:
     }
 
 
-def test_unexpected_error_is_reported_by_its_place_and_without_content(make_job: MakeJob) -> None:
-    job = make_job([], engine="http", base_url="http://127.0.0.1:9/v1")
-    line = {"custom_id": ["SECRET"], "url": "/v1/chat/completions", "body": {"prompt": "SECRET"}}
-    (job.root / job.spec.input_key).write_text(json.dumps(line))
+def test_line_that_is_not_a_request_is_given_back_without_its_content(make_job: MakeJob) -> None:
+    job = make_job([chat("SECRET")], engine="http", base_url="http://127.0.0.1:9/v1")
+    plan = job.coordinator.root / f"batches/{BATCH_ID}/plan"
+    plan.write_bytes(plan.read_bytes().replace(b'"request-1"', b'["request"]'))
     exit_code, output = job.run()
-    assert exit_code == 1
-    last = output.splitlines()[-1]
-    assert last.startswith("ERROR ray_job the job failed with an unexpected error: ArrowTypeError at ")
-    assert "ray_job.pipeline:" in last
+    assert exit_code == 0, output
+    (segment,) = job.coordinator.segments
+    assert len(segment.failures) == 4
+    assert segment.failures[0].startswith("line 1 of the input is not a request (TypeError)")
     assert "SECRET" not in output
     assert "Traceback" not in output

@@ -19,10 +19,10 @@ def row(**changes: Any) -> RetrievedBatchRow:
         "status": "in_progress", "total": 10_000, "completed": 900, "failed": 100,
         "rows_per_s": 10.0, "progress_at": NOW - timedelta(seconds=5),
         "created_at": NOW - timedelta(hours=2), "expires_at": NOW + timedelta(hours=22),
-        "job_running_since": NOW - timedelta(seconds=100), "gpus": 2, "gpu_seconds": 30.0,
+        "gpu_seconds": 30.04,
         "queue_position": None, "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7,
         "priority": 5, "paused_at": NOW,
-        "attempt": 3, "failed_attempts": 1,
+        "job_id": "job-1", "failed_jobs": 1,
         "last_job_message": "the node went away", "now": NOW,
     }  # fmt: skip
     return RetrievedBatchRow(**columns | changes)
@@ -32,8 +32,8 @@ def test_extension_of_a_running_batch_has_every_field() -> None:
     assert Extension.from_row(row()).model_dump() == {
         "priority": 5, "paused_at": int(NOW.timestamp()),
         "queue_position": None, "rate_rows_per_second": 10.0, "eta_seconds": 900,
-        "estimated_completion_at": int(NOW.timestamp()) + 900, "deadline_risk": "low", "gpu_seconds": 230.0,
-        "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7, "attempt": 3, "failed_attempts": 1,
+        "estimated_completion_at": int(NOW.timestamp()) + 900, "deadline_risk": "low", "gpu_seconds": 30.0,
+        "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7, "job_id": "job-1", "failed_jobs": 1,
         "last_job_message": "the node went away", "estimate": None,
     }  # fmt: skip
 
@@ -91,16 +91,3 @@ def test_deadline_risk_follows_eta_or_remaining_time(
     expires_at = NOW + timedelta(hours=hours_left)
     batch = row(status=status, rows_per_s=rate, expires_at=expires_at, created_at=expires_at - timedelta(hours=24))
     assert Extension.from_row(batch).deadline_risk == risk
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, 230.0),
-        ({"job_running_since": None}, 30.0),
-        ({"gpus": 0}, 30.0),
-        ({"job_running_since": NOW + timedelta(seconds=1)}, 30.0),
-    ],
-)
-def test_gpu_seconds_add_up_all_jobs(changes: dict[str, Any], expected: float) -> None:
-    assert Extension.from_row(row(**changes)).gpu_seconds == expected

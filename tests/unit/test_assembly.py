@@ -1,7 +1,7 @@
 import errno
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ray_job.contract.lines import error_body, response_line
 from ray_job.contract.object_keys import part_key, parts_prefix
 from ray_job.contract.parts import PartError, PartRow, Usage, encode_part
 from service.adapters.memory_object_store import MemoryObjectStore
-from service.assembly import Assembled, assemble, committed_rows, missing_results
+from service.assembly import Assembled, PartRecord, assemble, committed_rows, read_headers
 from service.workspace import Workspace
 
 BATCH = "batch_1"
@@ -32,9 +32,29 @@ def store_with(*parts: list[PartRow]) -> MemoryObjectStore:
     return store
 
 
-def run(store: MemoryObjectStore, directory: Path, *, size_bytes: int | None = None, **options: Any) -> Assembled:
-    workspace = Workspace(directory, size_bytes)
-    return assemble(store, batch_id=BATCH, output_key="output", error_key="error", workspace=workspace, **options)
+def records(store: MemoryObjectStore) -> list[PartRecord]:
+    return [PartRecord(key=key) for key in store.keys(parts_prefix(BATCH))]
+
+
+def run(
+    store: MemoryObjectStore,
+    directory: Path,
+    *,
+    parts: Iterable[PartRecord] | None = None,
+    size_bytes: int | None = None,
+    **options: Any,
+) -> Assembled:
+    done = assemble(
+        store,
+        records(store) if parts is None else parts,
+        batch_id=BATCH,
+        output_key="output",
+        error_key="error",
+        workspace=Workspace(directory, size_bytes),
+        **options,
+    )
+    assert done is not None
+    return done
 
 
 def ids(store: MemoryObjectStore, key: str) -> list[str]:
@@ -66,12 +86,15 @@ class LatentStore(MemoryObjectStore):
         return super().read(key, start=start)
 
 
-def test_parts_are_opened_together(tmp_path: Path) -> None:
-    for read in (lambda store: run(store, tmp_path).completed, lambda store: missing_results(store, BATCH, 40)):
-        store = LatentStore(together=8)
-        for line in range(1, 41):
-            store.put(part_key(BATCH, [line]), [encode_part(BATCH, [row(line)])])
-        assert read(store) in (40, "")
+@pytest.mark.parametrize("reads", ["rows", "headers"])
+def test_parts_are_opened_together(tmp_path: Path, reads: str) -> None:
+    store = LatentStore(together=8)
+    for line in range(1, 41):
+        store.put(part_key(BATCH, [line]), [encode_part(BATCH, [row(line)])])
+    if reads == "rows":
+        assert run(store, tmp_path).completed == 40
+    else:
+        assert len(list(read_headers(store, store.keys(parts_prefix(BATCH)), BATCH))) == 40
 
 
 def test_output_without_rows_is_not_written(tmp_path: Path) -> None:
@@ -101,11 +124,38 @@ def test_room_is_shared_and_released(tmp_path: Path) -> None:
         claim(10)
 
 
-def test_line_in_two_parts_counts_once(tmp_path: Path) -> None:
+def test_line_in_two_parts_counts_once_and_is_reported(tmp_path: Path) -> None:
     store = store_with([row(1, text="first"), row(2)], [row(1, text="second")])
     done = run(store, tmp_path)
     assert (done.completed, done.found, done.usage.input_tokens) == (2, 2, 20)
     assert ids(store, "output") == ["id-1", "id-2"]
+    (problem,) = done.damaged
+    assert "has 1 lines that an earlier part has too" in problem
+
+
+def test_refused_lines_of_a_part_are_left_out(tmp_path: Path) -> None:
+    store = store_with([row(1, text="late"), row(2)], [row(1, text="first")])
+    late, first = records(store)
+    if late.key == part_key(BATCH, [1]):
+        late, first = first, late
+    done = run(store, tmp_path, parts=[PartRecord(key=late.key, refused_lines=[1]), first])
+    assert (done.completed, done.damaged, done.usage.input_tokens) == (2, [], 20)
+    assert b"first" in b"".join(store.read("output"))
+
+
+def test_part_without_a_record_does_not_count(tmp_path: Path) -> None:
+    store = store_with([row(1)], [row(2)])
+    done = run(store, tmp_path, parts=[PartRecord(key=part_key(BATCH, [2]))])
+    assert (done.found, ids(store, "output"), done.damaged) == (1, ["id-2"], [])
+
+
+def test_part_that_does_not_exist_is_damaged(tmp_path: Path) -> None:
+    store = store_with([row(1)], [row(2)], [row(3)])
+    parts = records(store)
+    store.delete(part_key(BATCH, [2]))
+    done = run(store, tmp_path, parts=parts)
+    assert ids(store, "output") == ["id-1", "id-3"]
+    assert done.damaged == [f"part {part_key(BATCH, [2])} does not exist"]
 
 
 def test_repeated_assembly_writes_the_same(tmp_path: Path) -> None:
@@ -146,7 +196,7 @@ def test_rows_of_a_damaged_part_raise_an_error(tmp_path: Path) -> None:
     key = next(store.keys("batches/"))
     store.put(key, [b"".join(store.read(key))[:-1]])
     with (tmp_path / "spool").open("w+b") as file, pytest.raises(PartError, match="is damaged: its SHA-256"):
-        committed_rows(store, batch_id=BATCH, outcome="completed", file=file)
+        committed_rows(store, records(store), batch_id=BATCH, outcome="completed", file=file)
 
 
 def test_part_of_another_batch_is_left_out(tmp_path: Path) -> None:
@@ -162,7 +212,11 @@ def test_workspace_is_empty_afterwards(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lines_with_a_result_are_counted_once() -> None:
-    store = store_with([row(1), row(2)], [row(2), row(3), row(4)])
-    assert missing_results(store, BATCH, 4) == ""
-    assert "only 4 of 5 lines have a result" in missing_results(store, BATCH, 5)
+def test_headers_that_cannot_be_read_are_left_out() -> None:
+    store = store_with([row(1), row(2)], [row(3)])
+    store.put(f"{parts_prefix(BATCH)}x", [b"{}\n"])
+    headers = read_headers(store, store.keys(parts_prefix(BATCH)), BATCH)
+    assert [(key, header.lines) for key, header in headers] == [
+        (part_key(BATCH, [1, 2]), (1, 2)),
+        (part_key(BATCH, [3]), (3,)),
+    ]

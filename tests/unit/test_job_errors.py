@@ -5,17 +5,22 @@ import json
 import pytest
 from ray.exceptions import RayTaskError
 
-from ray_job.contract.exit_codes import EXIT_FAILED, EXIT_NO_MODEL, EXIT_SUPERSEDED
+from ray_job.contract.exit_codes import EXIT_FAILED, EXIT_NO_MODEL
+from ray_job.contract.leases import SegmentRef
 from ray_job.contract.parts import PartError
+from ray_job.engines.row_window import first_step
 from ray_job.errors import (
+    CoordinatorError,
     EngineUnavailableError,
+    JobEndedError,
     JobError,
     NoModelError,
-    SupersededError,
     describe_unexpected_error,
     find_job_error,
 )
-from ray_job.rows import parse_request
+from ray_job.rows import Request, parse_line
+
+SEGMENT = SegmentRef(batch_id="batch_1", segment=0, epoch=1)
 
 ENGINE_START_ERROR = """ray::DirectEngine.start() (pid=151, ip=10.0.0.3)
   File "/x/ray_job/engines/engine_process.py", line 57, in wait_ready
@@ -51,7 +56,14 @@ def worker_error(traceback: str) -> RayTaskError:
 
 def raised_by_parsing(raw: bytes) -> Exception:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any error has a place
-        parse_request(9, raw)
+        parse_line(9, raw)
+    return caught.value
+
+
+def raised_by_a_deep_body() -> Exception:
+    request = Request(segment=SEGMENT, row=0, line=1, custom_id="a", url="/v1/completions", body=b"[" * 100_000)
+    with pytest.raises(RecursionError) as caught:
+        first_step(request)
     return caught.value
 
 
@@ -62,7 +74,7 @@ def test_job_error_is_found_in_the_traceback_of_a_worker() -> None:
 
 
 def test_job_error_is_found_below_the_error_that_it_caused() -> None:
-    known = SupersededError("attempt 1 is not the current one any more")
+    known = CoordinatorError("the coordinator answered with status 400")
     wrapped = RuntimeError("execution failed")
     wrapped.__cause__ = known
     assert find_job_error(wrapped) is known
@@ -93,7 +105,7 @@ def test_other_errors_are_not_job_errors(error: Exception) -> None:
         (JobError("failed"), EXIT_FAILED),
         (EngineUnavailableError("out of memory"), EXIT_FAILED),
         (NoModelError("upload it"), EXIT_NO_MODEL),
-        (SupersededError("attempt 2 has begun"), EXIT_SUPERSEDED),
+        (JobEndedError("its token is void"), 0),
     ],
 )
 def test_exit_code_reports_whether_another_attempt_may_succeed(error: JobError, code: int) -> None:
@@ -101,11 +113,10 @@ def test_exit_code_reports_whether_another_attempt_may_succeed(error: JobError, 
 
 
 def test_unexpected_error_is_described_by_its_type_and_place() -> None:
-    error = raised_by_parsing(b"[" * 100_000)
-    assert type(error) is RecursionError
+    error = raised_by_a_deep_body()
     described = describe_unexpected_error(error)
     assert described.startswith("RecursionError at json.")
-    assert ", called from ray_job.rows:" in described
+    assert ", called from ray_job.engines.row_window:" in described
 
 
 def test_unexpected_error_of_a_worker_is_described_without_its_message() -> None:
@@ -113,7 +124,7 @@ def test_unexpected_error_of_a_worker_is_described_without_its_message() -> None
 
 
 def test_causes_that_were_never_raised_are_skipped() -> None:
-    error = raised_by_parsing(b"[" * 100_000)
+    error = raised_by_a_deep_body()
     error.__cause__ = SystemError()
     assert describe_unexpected_error(error).startswith("RecursionError at json.")
 

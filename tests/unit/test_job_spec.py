@@ -4,16 +4,11 @@ import json
 
 import pytest
 
-from ray_job.contract.job_spec import JobSpec, JobSpecError, ModelSpec, ObjectStoreLocation
+from ray_job.contract.job_spec import JobSpec, JobSpecError, ModelSpec
 
 SPEC = JobSpec(
-    job_id="batch_1-2",
-    batch_id="batch_1",
-    attempt=2,
-    endpoint="/v1/chat/completions",
-    input_key="files/file-1",
-    object_store=ObjectStoreLocation(kind="s3", bucket="b", region="eu-central-1"),
-    database_url="host=/run user=cloister_job",
+    job_id="job_1",
+    coordinator_url="http://coordinator:8100",
     model=ModelSpec(id="m", source="/models/m", engine_args={"max_model_len": 8}, accelerator="a10g"),
 )
 
@@ -27,7 +22,7 @@ def test_spec_survives_json() -> None:
     [
         ("", "cannot read the job spec in CLOISTER_JOB_SPEC"),
         ("[]", "cannot read the job spec"),
-        (json.dumps({**json.loads(SPEC.to_json()), "version": 7}), "version 7, this image reads 1"),
+        (json.dumps({**json.loads(SPEC.to_json()), "version": 7}), "version 7, this image reads 2"),
         (json.dumps({**json.loads(SPEC.to_json()), "colour": 1}), "colour"),
     ],
 )

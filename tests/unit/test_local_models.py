@@ -54,6 +54,11 @@ def test_parallel_sizes_are_settings_of_the_model() -> None:
     assert model["engine_args"] == {}
 
 
+def test_engines_stay_warm_for_ten_minutes_unless_another_time_is_given() -> None:
+    options = (ModelOptions(source="org/model"), ModelOptions(source="org/model", keep_warm_s=0))
+    assert [catalogue(each, CPU)["models"][0]["keep_warm_s"] for each in options] == [600, 0]
+
+
 def test_pooling_model_answers_embeddings() -> None:
     model = catalogue(ModelOptions(source="org/model", engine_args=("runner=pooling",)), CPU)["models"][0]
     assert model["endpoints"] == ["/v1/embeddings"]
@@ -117,3 +122,13 @@ def test_only_local_models_need_no_download(tmp_path: Path, source: str, offline
     path.write_text(yaml.safe_dump({"models": [endpoint, {"id": "near", "source": source}]}))
     plan = make_plan(layout_of(tmp_path), port=8000, options=ModelOptions(models_file=path), report=print)
     assert plan.offline == offline
+
+
+def test_jobs_reach_the_coordinator_where_it_listens_and_not_the_database(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(yaml.safe_dump({"models": [{"id": "near", "source": "."}]}))
+    plan = make_plan(layout_of(tmp_path), port=8000, options=ModelOptions(models_file=path), report=print)
+    settings = plan.service_child("coordinator").environment
+    assert settings["CLOISTER_COORDINATOR_URL"] == f"http://127.0.0.1:{settings['CLOISTER_COORDINATOR_PORT']}"
+    assert plan.coordinator_port != plan.ray_port
+    assert not {"CLOISTER_DATABASE_URL", "PGPASSFILE"} & set(plan.ray_child().environment)

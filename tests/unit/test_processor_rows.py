@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ray_job.engines.llm_stages import ROW_COLUMNS
 from ray_job.engines.processor_rows import (
     CHAT,
     COMPLETIONS,
@@ -72,8 +73,9 @@ def test_finish_reason_is_derived_from_the_last_token_or_the_text(
 
 
 def _finished(url: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-    row = {"line": 4, "custom_id": "a", "url": url, "num_input_tokens": 7, "ended_by": PARAMS, "refusal": "", **fields}
-    response = finished_response(row, batch_id="batch_1", model="m", ends=ENDS, clock=lambda: 9.5)
+    row = {**dict.fromkeys(ROW_COLUMNS), "batch_id": "batch_1", "line": 4, "custom_id": "a", "url": url}
+    row |= {"num_input_tokens": 7, "ended_by": PARAMS, "refusal": "", **fields}
+    response = finished_response(row, model="m", ends=ENDS, clock=lambda: 9.5)
     assert (response["line"], response["custom_id"]) == (4, "a")
     return response["status_code"], json.loads(response["response_body"])
 

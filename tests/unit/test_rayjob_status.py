@@ -47,7 +47,6 @@ def test_state_of_each_pair_of_deployment_and_job_status(deployment: str, job: s
     ("status", "message"),
     [
         ({"reason": "AppFailed", "message": "available logs:\nEngineStartError: no"}, "EngineStartError: no"),
-        ({"reason": "DeadlineExceeded", "message": "passed"}, "ran longer than its time limit"),
         ({"reason": "PreRunningDeadlineExceeded"}, "not ready within 900 s: worker: no room"),
         ({"reason": "JobStatusCheckTimeoutExceeded"}, "gave up the RayJob: JobStatusCheckTimeoutExceeded"),
         ({}, "no reason given"),

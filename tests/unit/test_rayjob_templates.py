@@ -13,6 +13,7 @@ from service.errors import SettingsError
 from service.model_catalogue import Catalogue, parse_catalogue
 
 MODEL = {"id": "demo", "source": "/models/demo"}
+WITHOUT_TOKEN = {"template": {"spec": {"containers": [{"name": "ray-head"}]}}}
 
 
 def catalogue(**changes: Any) -> Catalogue:
@@ -21,7 +22,8 @@ def catalogue(**changes: Any) -> Catalogue:
 
 def rendered(model: ModelSpec, **changes: Any) -> str:
     annotations = {"cloister.dev/model-fingerprint": model_fingerprint(model)}
-    head = {"template": {"spec": {"containers": [{"name": "ray-head"}]}}}
+    volume = {"name": "job-token", "secret": {"secretName": "set-by-the-launcher"}}
+    head = {"template": {"spec": {"containers": [{"name": "ray-head"}], "volumes": [volume]}}}
     template = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -44,6 +46,7 @@ def test_each_model_has_its_template(tmp_path: Path) -> None:
         ({"metadata": {"namespace": "other"}}, "is for the namespace 'other', not 'jobs'"),
         ({"metadata": {"namespace": "jobs"}}, "was rendered for another version of the model 'demo'"),
         ({"spec": {}}, "has no container for the Ray head"),
+        ({"spec": {"rayClusterSpec": {"headGroupSpec": WITHOUT_TOKEN}}}, "has no Secret volume job-token"),
     ],
 )
 def test_invalid_template_is_refused_with_the_problem(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -81,8 +84,8 @@ def test_models_that_differ_in_case_or_signs_have_different_templates() -> None:
     assert template_key("meta/Llama-3.1") == template_key("meta/Llama-3.1")
 
 
-def test_longest_batch_id_and_millionth_attempt_make_a_valid_name() -> None:
-    assert len(rayjob_name(f"batch_{'f' * 32}-1000000")) == 46
+def test_id_with_a_uuid_makes_a_valid_name() -> None:
+    assert len(rayjob_name(f"job_{'f' * 32}")) == 36
 
 
 @pytest.mark.parametrize("job_id", ["", "1st", "Batch_1", "batch_1-", "b" * 48, "batch.1"])

@@ -7,7 +7,7 @@ from ray_job.contract.rayjobs import RayJobNameError, model_fingerprint, rayjob_
 
 
 def test_rayjob_is_named_after_its_job() -> None:
-    assert rayjob_name("batch_0f3c-1") == "batch-0f3c-1"
+    assert rayjob_name("job_0f3c") == "job-0f3c"
     assert rayjob_name("b" * 47) == "b" * 47
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
+from ray_job.contract.job_spec import ModelSpec
+from ray_job.contract.leases import SegmentRef
 from ray_job.engines import http
 from ray_job.engines.direct import DirectEngine
 from ray_job.engines.engine_process import EngineProcess
@@ -37,35 +38,37 @@ def test_unanswered_request_becomes_an_error_line_without_a_response() -> None:
 
 
 def test_direct_engine_gives_up_only_the_request_that_is_never_answered() -> None:
-    spec = JobSpec(
-        job_id="batch_1-1",
-        batch_id="batch_1",
-        attempt=1,
-        endpoint="/v1/completions",
-        input_key="files/a",
-        object_store=ObjectStoreLocation(kind="directory"),
-        database_url="",
-        model=ModelSpec(id="m", source="m", request_timeout_s=TIMEOUT_S),
-    )
+    model = ModelSpec(id="m", source="m", request_timeout_s=TIMEOUT_S)
+    segment = SegmentRef(batch_id="batch_1", segment=0, epoch=1)
     answers: dict[int, Answer] = {}
 
     async def finish(request: Request, answer: Answer) -> None:
         answers[request.line] = answer
 
     async def run() -> None:
-        engine = DirectEngine(spec)
+        engine = DirectEngine(model)
         process = engine._process = EngineProcess([], program=[SERVER])
         try:
             await process.wait_ready()
             window = RowWindow(engine, finish, rows=4, sequences=4, ahead=100)
+            working = asyncio.create_task(window.run())
             await window.add(
                 [
-                    Request(line=n, custom_id=f"r{n}", url="/sleep" if n == UNANSWERED else "/echo", body=b"{}")
+                    Request(
+                        segment=segment,
+                        row=n,
+                        line=n,
+                        custom_id=f"r{n}",
+                        url="/sleep" if n == UNANSWERED else "/echo",
+                        body=b"{}",
+                    )
                     for n in LINES
                 ]
             )
-            await window.close()
-            await asyncio.wait_for(window.run(), 10)
+            async with asyncio.timeout(10):
+                while len(answers) < len(LINES):  # noqa: ASYNC110 - the window reports each answer by a call
+                    await asyncio.sleep(0.01)
+            working.cancel()
             assert process.alive()
             async with asyncio.timeout(10):
                 while not (process.directory / "disconnected").exists():  # noqa: ASYNC110 - another process creates it

@@ -3,9 +3,11 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from ray_job.contract.leases import SegmentRef
 from ray_job.engines import row_window
 from ray_job.engines.engine_process import EngineDiedError
 from ray_job.engines.row_window import Answer, RowWindow, first_step
@@ -48,24 +50,47 @@ class FragileEngine:
         self._dead = False
 
 
+SEGMENT = SegmentRef(batch_id="batch_1", segment=0, epoch=1)
+
+
+def request(line: int, body: bytes = b'{"model":"m"}', url: str = "/v1/completions", segment: int = 0) -> Request:
+    ref = replace(SEGMENT, segment=segment)
+    return Request(segment=ref, row=line, line=line, custom_id=f"r{line}", url=url, body=body)
+
+
 def requests(count: int, body: bytes = b'{"model":"m"}') -> list[Request]:
-    return [Request(line=n, custom_id=f"r{n}", url="/v1/completions", body=body) for n in range(1, count + 1)]
+    return [request(n, body) for n in range(1, count + 1)]
 
 
-def run(engine: FragileEngine, rows: Sequence[Request], *, window: int = 64, sequences: int = 64) -> dict[int, Answer]:
+def run(
+    engine: FragileEngine, rows: Sequence[Request], *, window: int = 64, sequences: int = 64, lost: Sequence[int] = ()
+) -> dict[int, Answer]:
+    """Answer rows; the segments that are lost are dropped once their rows are in the window."""
     answers: dict[int, Answer] = {}
+    segments = {replace(SEGMENT, segment=each) for each in lost}
+    kept = {row.line for row in rows if row.segment not in segments}
+    done = asyncio.Event()
 
     async def finish(request: Request, answer: Answer) -> None:
         assert request.line not in answers
         answers[request.line] = answer
+        if kept <= answers.keys():
+            done.set()
 
     async def answer_all() -> None:
         opened = RowWindow(engine, finish, rows=window, sequences=sequences, ahead=16)
         working = asyncio.create_task(opened.run())
         for start in range(0, len(rows), 16):
-            await opened.add(rows[start : start + 16])
-        await opened.close()
-        await asyncio.wait_for(working, 30)
+            adding = asyncio.create_task(opened.add(rows[start : start + 16]))
+            await asyncio.wait({adding, working}, return_when=asyncio.FIRST_COMPLETED)
+        await opened.drop(segments)
+        finished = asyncio.create_task(done.wait())
+        await asyncio.wait({finished, working}, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        working.cancel()
+        await asyncio.wait({working})
+        if not working.cancelled():
+            working.result()
+        assert done.is_set()
 
     asyncio.run(answer_all())
     return answers
@@ -148,8 +173,21 @@ def test_suspects_that_take_too_long_alone_are_found_in_groups(monkeypatch: pyte
     ],
 )
 def test_first_step_generates_one_token(url: str, body: dict[str, object], sent: dict[str, object]) -> None:
-    request = Request(line=1, custom_id="r", url=url, body=json.dumps(body).encode())
-    assert json.loads(first_step(request)) == sent
+    assert json.loads(first_step(request(1, json.dumps(body).encode(), url))) == sent
+
+
+def test_rows_of_a_lost_segment_are_cancelled() -> None:
+    rows = [request(line, segment=line % 2) for line in range(1, 21)]
+    engine = FragileEngine(deadly=[3])
+    answers = run(engine, rows, window=8, lost=[1])
+    assert sorted(answers) == list(range(2, 21, 2))
+
+
+def test_deadly_row_is_isolated_although_rows_never_stop_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_window, "ISOLATE_WITHIN_S", -1)
+    engine = FragileEngine(deadly=[5])
+    assert refused(run(engine, requests(300), window=8)) == [5]
+    assert engine.runs.index(300) > max(index for index, line in enumerate(engine.runs) if line == 5)
 
 
 def test_external_death_blames_no_row() -> None:

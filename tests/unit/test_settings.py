@@ -39,13 +39,12 @@ def test_all_invalid_settings_are_reported_together() -> None:
         "CLOISTER_PORT": "70000",
         "CLOISTER_RAY_ADDRESS": "ray://head:10001",
         "CLOISTER_LOG_LEVEL": "loud",
-        "CLOISTER_JOB_DATABASE_URL": "postgresql://job:hidden@db/cloister",
+        "CLOISTER_COORDINATOR_URL": "coordinator:8100",
     }
     with pytest.raises(SettingsError) as caught:
         read_settings(wrong)
     for name in (*wrong, *REQUIRED):
         assert name in str(caught.value)
-    assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["0", "65536", "x", "8000.5", "-1"])

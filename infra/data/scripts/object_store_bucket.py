@@ -1,4 +1,4 @@
-"""Makes the bucket of the bundled object store where it is missing, and sets what jobs may do in it.
+"""Makes the bucket of the bundled object store where it is missing, and sets what the key of jobs may do in it.
 
 Run with the service's key, at every deployment that changes anything here. Its settings are environment variables:
 ENDPOINT_URL, REGION, BUCKET, and POLICY, a bucket policy in JSON.

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Makes the database on the first start, sets roles and passwords at every start, and serves.
+# Creates the database on the first start, sets the role and its password at every start, and serves.
 #
 # PGDATA                 the data directory, on the volume
 # SOCKETS                a directory that this container alone has: no password is asked there
 # SCRIPTS                the directory of this file and of postgres_roles.sql
-# PASSWORDS              a directory with the files `owner` and `job`
-# DATABASE, OWNER, JOB   the names of the database and of its two roles
+# PASSWORDS              a directory with the file `owner`
+# DATABASE, OWNER        the names of the database and of its role
 #
 # Arguments are passed on to the server.
 set -eu
@@ -28,7 +28,7 @@ chmod 700 "$PGDATA"
 set -- -D "$PGDATA" -c unix_socket_directories="$SOCKETS" -c timezone=UTC -c log_statement=none \
   -c log_parameter_max_length_on_error=0 -c log_min_error_statement=panic "$@"
 
-# Closed to everybody else until the roles have their passwords.
+# Closed to everybody else until the role has its password.
 postgres "$@" -c listen_addresses= &
 setup=$!
 until pg_isready --quiet --host="$SOCKETS" --username=postgres --dbname=postgres; do
@@ -36,7 +36,7 @@ until pg_isready --quiet --host="$SOCKETS" --username=postgres --dbname=postgres
   sleep 0.2
 done
 psql --no-psqlrc --quiet --host="$SOCKETS" --username=postgres --dbname=postgres --set=ON_ERROR_STOP=1 \
-  --set=database="$DATABASE" --set=owner="$OWNER" --set=job="$JOB" --file="$SCRIPTS/postgres_roles.sql"
+  --set=database="$DATABASE" --set=owner="$OWNER" --file="$SCRIPTS/postgres_roles.sql"
 kill -INT "$setup"
 wait "$setup"
 

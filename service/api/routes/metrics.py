@@ -37,6 +37,17 @@ _COUNTERS: Final = (
     ("cloister_gpu_seconds_total", "GPUs multiplied by the seconds for which jobs held them.", None,
      {"": "gpu_seconds"}),
 )  # fmt: skip
+JOB_STATES: Final = ("queued", "working", "warm", "draining")
+_GAUGES: Final = (
+    ("cloister_warm_engines", "Engines of jobs without work.", "warm_engines"),
+    ("cloister_lease_age_seconds", "The age of the oldest lease.", "lease_age_s"),
+    ("cloister_segment_failures", "How often segments that are not done were given back.", "segment_failures"),
+    (
+        "cloister_turn_spread_tokens",
+        "By how many tokens the projects with work differ that share a job, at most.",
+        "turn_spread",
+    ),
+)
 
 
 class StackCollector(Collector):
@@ -73,6 +84,12 @@ class StackCollector(Collector):
                 self._highest[column] = max(self._highest.get(column, 0.0), totals[column])
                 counter.add_metric([value] if label else [], self._highest[column])
             yield counter
+        jobs = GaugeMetricFamily("cloister_jobs", "Jobs that are queued or hold a slot, by state.", labels=["state"])
+        for state in JOB_STATES:
+            jobs.add_metric([state], (totals["jobs"] or {}).get(state, 0))
+        yield jobs
+        for name, text, column in _GAUGES:
+            yield GaugeMetricFamily(name, text, totals[column])
         yield GaugeMetricFamily(
             "cloister_queue_age_seconds",
             "How long the batch that waits longest for its job has been due.",
@@ -89,7 +106,8 @@ class StackCollector(Collector):
             if time.monotonic() - self._read_at >= self._cached_for_s:
                 try:
                     with self._pool.connection(timeout=2) as connection:
-                        self._totals = connection.execute(query("stack_totals")).fetchone()
+                        totals = connection.execute(query("stack_totals")).fetchone() or {}
+                        self._totals = totals | (connection.execute(query("job_totals")).fetchone() or {})
                 except psycopg.Error as error:
                     _log.warning("metrics.database_unreachable", error=type(error).__name__)
                     self._totals = None

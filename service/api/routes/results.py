@@ -17,8 +17,9 @@ from service.api.dependencies import BackendsDependency, ReadAccess
 from service.api.openapi import WITH_KEY, described
 from service.api.routes.batches import NO_BATCH, BatchId, find_batch
 from service.api.routes.files import find_file, resumable
-from service.assembly import CommittedRows, committed_rows
+from service.assembly import CommittedRows, PartRecord, committed_rows
 from service.backends import Backends
+from service.db.rows import fetch_all
 from service.errors import ApiError, NotFoundError, ObjectNotFoundError
 from service.projects import Project
 from service.transitions import FINAL
@@ -105,10 +106,12 @@ def retrieve_results(
 
 def _committed_rows(backends: Backends, project: Project, batch_id: str, kind: ResultKind) -> CommittedRows | None:
     """Return the lines in committed parts of a running batch, or None if the batch ended meanwhile."""
+    with backends.pool.connection() as connection:
+        parts = fetch_all(connection, PartRecord, "parts_of_batch", {"batch_id": batch_id})
     with contextlib.ExitStack() as opened:
         file = opened.enter_context(tempfile.TemporaryFile())
         try:
-            rows = committed_rows(backends.store, batch_id=batch_id, outcome=_OUTCOMES[kind], file=file)
+            rows = committed_rows(backends.store, parts, batch_id=batch_id, outcome=_OUTCOMES[kind], file=file)
         except ObjectNotFoundError:
             # Parts are deleted only after the batch has ended: while it is open, none can be missing.
             if find_batch(backends, project, batch_id).status in FINAL:

@@ -185,10 +185,10 @@ WITH cancelled AS (
 SELECT * FROM cancelled
 
 -- name: pause_batch
--- The pause ends the newest attempt, whose job may be about to be launched. A second pause changes nothing.
+-- A second pause changes nothing.
 WITH paused AS (
     UPDATE batches
-    SET paused_at = now(), paused_attempt = attempt
+    SET paused_at = now()
     WHERE id = %(id)s AND project_id = %(project_id)s AND status IN ('validating', 'in_progress')
       AND paused_at IS NULL
     RETURNING id
@@ -196,10 +196,9 @@ WITH paused AS (
 INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.paused' FROM paused
 
 -- name: resume_batch
--- A due launch waits in the queue from now on.
 WITH resumed AS (
     UPDATE batches
-    SET paused_at = NULL, launch_after = CASE WHEN launch_after IS NOT NULL THEN greatest(launch_after, now()) END
+    SET paused_at = NULL
     WHERE id = %(id)s AND project_id = %(project_id)s AND status IN ('validating', 'in_progress')
       AND paused_at IS NOT NULL
     RETURNING id

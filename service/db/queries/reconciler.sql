@@ -2,48 +2,36 @@
 -- overwrites a cancel or the change of another reconciler.
 
 -- name: batches_to_advance
--- Batches that a step can advance now. Batches that wait for their turn or for a pause are left out.
--- A validating or finalizing batch leaves its state with its step. Among these the projects take turns, so that a
--- project with thousands of new batches does not delay another's first. All others may need any number of steps, most
--- of which only look at a job. They take their steps in rotation, from the batch after the last one that had a step,
--- so that each gets its step however many there are. The two kinds alternate: neither can keep the other waiting.
-WITH free AS (
-    SELECT %(max_running_jobs)s - count(*) AS slots FROM running_jobs
-), candidates AS (
-    SELECT id, project_id, seq, status NOT IN ('validating', 'finalizing') AS in_rotation
-    FROM batches
+-- Batches that a step can advance now. Each leaves its state, or is done, with its step. The projects take turns, so
+-- that one with thousands of new batches does not delay another's first.
+WITH due AS (
+    SELECT id, project_id, seq FROM batches
     WHERE parts_deleted_at IS NULL
-      AND (status <> 'in_progress' OR launch_after IS NULL OR expires_at <= now())
-      AND id <> ALL (%(excluded)s)
+      AND (status <> 'in_progress' OR coalesce(segments_left, 0) = 0 OR giving_up_at IS NOT NULL)
     UNION
-    SELECT id, project_id, seq, true
-    FROM launch_queue
-    WHERE position <= (SELECT slots FROM free) AND id <> ALL (%(excluded)s)
-), turns AS (
-    SELECT id, seq, in_rotation,
-           CASE WHEN in_rotation THEN (seq <= %(after_seq)s)::int
-                ELSE row_number() OVER (PARTITION BY in_rotation, project_id ORDER BY seq) END AS turn
-    FROM candidates
+    SELECT id, project_id, seq FROM batches WHERE status = 'in_progress' AND expires_at <= now()
 )
-SELECT id, seq, in_rotation
-FROM turns
-ORDER BY row_number() OVER (PARTITION BY in_rotation ORDER BY turn, seq), in_rotation DESC
+SELECT id FROM due
+WHERE id <> ALL (%(excluded)s)
+ORDER BY row_number() OVER (PARTITION BY project_id ORDER BY seq), seq
 LIMIT %(limit)s
 
--- name: is_any_batch_open
-SELECT EXISTS (SELECT FROM batches WHERE parts_deleted_at IS NULL) AS is_open
+-- name: is_anything_open
+-- Whether a pass soon may find something to do that no notification tells of: jobs to look at, or work without a job.
+SELECT EXISTS (SELECT FROM jobs WHERE gone_at IS NULL AND (idle_since IS NULL OR ended_at IS NOT NULL))
+    OR EXISTS (SELECT FROM batches WHERE status = 'in_progress' AND segments_left > 0 AND paused_at IS NULL)
+    OR EXISTS (SELECT FROM batches
+               WHERE parts_deleted_at IS NULL
+                 AND (status <> 'in_progress' OR coalesce(segments_left, 0) = 0 OR giving_up_at IS NOT NULL))
+    AS is_open
 
 -- name: batch_to_reconcile
-SELECT id, project_id, endpoint, input_file_id, output_expires_after_s, status, model, expires_at, cancelling_at,
-       finalizing_at, total, attempt, failed_attempts, committed_parts, launch_after, created_at, job_running_since,
-       completed + failed + committed_parts > 0 AS has_results, job_ending_since,
-       progress_at IS NOT NULL AND completed + failed >= total AND misreported_attempt IS DISTINCT FROM attempt
-           AS all_reported,
-       launch_refused_at, giving_up_at, giving_up_code, giving_up_message, paused_at IS NOT NULL AS is_paused,
-       paused_attempt IS NOT DISTINCT FROM attempt AS was_paused,
+SELECT id, project_id, endpoint, input_file_id, output_expires_after_s, status, model, domain, expires_at,
+       finalizing_at, total, attempt, created_at, segments_left, giving_up_at, giving_up_code, giving_up_message,
        (estimate ->> 'most_output')::bigint AS most_output,
        CASE WHEN (estimate ->> 'sampled_lines')::bigint = total
-            THEN (estimate ->> 'input_tokens')::bigint END AS counted_tokens
+            THEN (estimate ->> 'input_tokens')::bigint END AS counted_tokens,
+       now() AS read_at
 FROM batches WHERE id = %(batch_id)s
 
 -- name: beat
@@ -56,9 +44,44 @@ SELECT id, purpose, size_bytes, line_count, deleted_at, expires_at FROM files WH
 -- name: accept_batch
 UPDATE batches
 SET status = 'in_progress', model = %(model)s, total = %(total)s, enqueued_requests = %(total)s,
-    in_progress_at = %(now)s, attempt = 1, launch_after = %(now)s, estimate = %(estimate)s
+    in_progress_at = %(now)s, estimate = %(estimate)s, domain = %(domain)s, segments_left = %(segments)s
 WHERE id = %(batch_id)s AND status = 'validating'
 RETURNING id
+
+-- name: record_plan_again
+-- Of a batch that an earlier version accepted.
+UPDATE batches
+SET domain = %(domain)s, segments_left = %(segments)s, completed = %(completed)s, failed = %(failed)s,
+    input_tokens = %(input_tokens)s, cached_tokens = %(cached_tokens)s,
+    output_tokens = %(output_tokens)s, reasoning_tokens = %(reasoning_tokens)s
+WHERE id = %(batch_id)s AND status = 'in_progress' AND domain IS NULL
+RETURNING id
+
+-- name: insert_segments
+INSERT INTO segments (batch_id, number, start_byte, end_byte, rows, tokens)
+SELECT %(batch_id)s, * FROM unnest(%(numbers)s::integer[], %(start_bytes)s::bigint[], %(end_bytes)s::bigint[],
+                                   %(rows)s::integer[], %(tokens)s::bigint[])
+
+-- name: insert_earlier_part
+-- A part that a job of an earlier version wrote.
+INSERT INTO parts (key, batch_id, accepted, refused_lines)
+VALUES (%(key)s, %(batch_id)s, '{true}', %(refused_lines)s)
+
+-- name: insert_domain
+INSERT INTO domains (model, domain) VALUES (%(model)s, %(domain)s) ON CONFLICT DO NOTHING
+
+-- name: insert_turn
+INSERT INTO turns (model, domain, project_id) VALUES (%(model)s, %(domain)s, %(project_id)s) ON CONFLICT DO NOTHING
+
+-- name: announce_work
+SELECT pg_notify('work', %(model)s || E'\n' || %(domain)s)
+
+-- name: parts_of_batch
+SELECT key, refused_lines FROM parts WHERE batch_id = %(batch_id)s ORDER BY key
+
+-- name: jobs_with_commits
+SELECT id FROM jobs
+WHERE id IN (SELECT job_id FROM parts WHERE batch_id = %(batch_id)s) AND model_key = %(model_key)s
 
 -- name: refuse_batch
 UPDATE batches SET status = 'failed', failed_at = %(now)s, error_count = %(error_count)s
@@ -69,95 +92,14 @@ RETURNING id
 INSERT INTO batch_errors (batch_id, ordinal, code, message, param, line)
 VALUES (%(batch_id)s, %(ordinal)s, %(code)s, %(message)s, %(param)s, %(line)s)
 
--- name: lock_launches
--- Held from the check of the running jobs until the launch is recorded, also against another reconciler.
-SELECT pg_advisory_xact_lock(%(lock)s)
-
--- name: may_launch
--- Sorts the queue only if a slot is free, because most batches of a long queue find none.
-WITH free AS (
-    SELECT %(max_running_jobs)s - count(*) AS slots FROM running_jobs
-)
-SELECT CASE WHEN slots > 0 THEN (SELECT position <= slots FROM launch_queue WHERE id = %(batch_id)s) END AS may_launch
-FROM free
-
--- name: record_launch
-WITH launched AS (
-    UPDATE batches SET launch_after = NULL, launch_refused_at = NULL, gpus = %(gpus)s
-    WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status IN ('in_progress', 'cancelling')
-        AND launch_after IS NOT NULL
-    RETURNING id, project_id, model
-), counted AS (
-    INSERT INTO usage_totals AS totals (project_id, model, jobs_launched) SELECT project_id, model, 1 FROM launched
-    ON CONFLICT (project_id, model) DO UPDATE SET jobs_launched = totals.jobs_launched + 1
-), turn AS (
-    -- Not now(), which is the start of the transaction, before it waited for the lock.
-    UPDATE projects SET last_launch_at = clock_timestamp() FROM launched WHERE projects.id = project_id
-)
-SELECT id FROM launched
-
--- name: postpone_launch
-UPDATE batches
-SET launch_after = %(launch_after)s,
-    launch_refused_at = CASE WHEN %(refused)s THEN coalesce(launch_refused_at, %(now)s) END
-WHERE id = %(batch_id)s AND attempt = %(attempt)s AND launch_after IS NOT NULL
-
--- name: record_job_start
-UPDATE batches SET job_running_since = %(now)s
-WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status IN ('in_progress', 'cancelling')
-    AND job_running_since IS NULL
-RETURNING id
-
--- name: record_job_end
--- The totals of a batch that has ended already lack what its job held since then.
-WITH held AS (
-    SELECT id, gpus * greatest(extract(epoch FROM %(now)s - job_running_since), 0) AS seconds FROM batches
-    WHERE id = %(batch_id)s AND attempt = %(attempt)s
-        AND (job_running_since IS NOT NULL OR job_ending_since IS NOT NULL)
-    FOR UPDATE
-), ended AS (
-    UPDATE batches
-    SET gpu_seconds = gpu_seconds + held.seconds, job_running_since = NULL, job_ending_since = NULL
-    FROM held WHERE batches.id = held.id
-    RETURNING project_id, model, status, held.seconds
-)
-UPDATE usage_totals AS totals SET gpu_seconds = totals.gpu_seconds + ended.seconds
-FROM ended
-WHERE totals.project_id = ended.project_id AND totals.model = ended.model
-    AND ended.status IN ('failed', 'completed', 'expired', 'cancelled')
-
--- name: record_next_attempt
-UPDATE batches
-SET attempt = attempt + 1, launch_after = %(launch_after)s, failed_attempts = %(failed_attempts)s,
-    committed_parts = %(committed_parts)s, rows_per_s = NULL, progress_at = NULL
-WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress' AND giving_up_at IS NULL
-RETURNING id
-
--- name: record_giving_up
--- Drops a due launch. If the job was launched but not recorded, it is stopped like any other job.
-UPDATE batches
-SET giving_up_at = %(now)s, giving_up_code = %(code)s, giving_up_message = %(message)s, launch_after = NULL
-WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress' AND giving_up_at IS NULL
-RETURNING id
-
--- name: record_misreport
-UPDATE batches SET misreported_attempt = attempt
-WHERE id = %(batch_id)s AND attempt = %(attempt)s AND status = 'in_progress'
-RETURNING id
-
 -- name: finalize_batch
-UPDATE batches
-SET status = 'finalizing', finalizing_at = %(now)s,
-    job_ending_since = CASE WHEN %(is_job_ending)s THEN %(now)s END
+UPDATE batches SET status = 'finalizing', finalizing_at = %(now)s
 WHERE id = %(batch_id)s AND status = 'in_progress'
 RETURNING id
 
 -- name: end_batch
--- If the job is still ending, the totals get its GPU seconds until now, and the rest once it has ended.
 UPDATE batches
 SET status = %(after)s,
-    gpu_seconds = gpu_seconds + gpus * greatest(extract(epoch FROM %(now)s - job_running_since), 0),
-    job_running_since = CASE WHEN job_running_since IS NOT NULL THEN %(now)s END,
     output_file_id = %(output_file_id)s, error_file_id = %(error_file_id)s,
     completed = %(completed)s, failed = %(failed)s, error_count = %(error_count)s,
     input_tokens = %(input_tokens)s, cached_tokens = %(cached_tokens)s,
@@ -175,22 +117,41 @@ FROM measurements WHERE model_key = %(model_key)s
 ORDER BY id DESC LIMIT %(limit)s
 
 -- name: record_measurement
--- Of a batch that has just ended. What several attempts took says little about the next batch. The time between its
--- acceptance and its launch is not counted: other batches were ahead, or no job could be launched.
-WITH added AS (
+-- Of a batch that has just ended, if one job did all of its work and, between its first lease and its last commit,
+-- that of no other batch. If the job was there before the batch, the batch waited for others until its first lease,
+-- else for a place to launch the job: neither time is counted.
+WITH measured AS (
+    SELECT batches.*, jobs.engines, jobs.gpus AS job_gpus, jobs.running_since,
+           extract(epoch FROM last_commit_at - first_leased_at)::double precision AS busy_s,
+           CASE WHEN jobs.launched_at > in_progress_at THEN jobs.launched_at ELSE first_leased_at END AS began_at,
+           -- Batches of a model have about the same share of equal lines, unless most are equal.
+           CASE WHEN planned.rows * 2 > total THEN 1 ELSE planned.rows / total::double precision END AS share
+    FROM batches
+    JOIN (
+        SELECT batch_id, min(job_id) AS job_id FROM parts WHERE batch_id = %(batch_id)s
+        GROUP BY batch_id HAVING count(DISTINCT job_id) = 1 AND count(*) = count(job_id)
+    ) AS worker ON worker.batch_id = batches.id
+    JOIN jobs ON jobs.id = worker.job_id
+    JOIN (
+        SELECT batch_id, sum(rows) AS rows FROM segments WHERE batch_id = %(batch_id)s GROUP BY batch_id
+    ) AS planned ON planned.batch_id = batches.id
+    WHERE NOT EXISTS (
+        SELECT FROM job_batches JOIN batches AS other ON other.id = job_batches.batch_id
+        WHERE job_batches.job_id = jobs.id AND other.id <> batches.id
+            AND other.first_leased_at <= batches.last_commit_at AND other.last_commit_at >= batches.first_leased_at
+    )
+), added AS (
     INSERT INTO measurements (model_key, measured_at, rows, input_tokens, output_tokens, engines, engine_s, busy_s,
                               other_s, job_other_s, output_share)
-    SELECT %(model_key)s, %(now)s, %(rows)s, %(input_tokens)s, %(output_tokens)s, %(engines)s, %(engine_s)s,
-           %(busy_s)s,
-           greatest(0, extract(epoch FROM (in_progress_at - created_at) + (%(now)s - launched_at)) - %(busy_s)s),
-           greatest(0, coalesce(gpu_seconds / nullif(gpus, 0), 0) - %(busy_s)s),
-           batches.output_tokens / nullif(%(most_output)s::double precision, 0)
-    FROM batches, LATERAL (
-        SELECT at AS launched_at FROM batch_events
-        WHERE batch_id = batches.id AND type = 'job.launched'
-        ORDER BY batch_events.id LIMIT 1
-    ) AS launch
-    WHERE id = %(batch_id)s AND attempt = 1
+    SELECT %(model_key)s, %(now)s, total * share, input_tokens * share, output_tokens * share, engines,
+           engines * busy_s, busy_s,
+           greatest(0, extract(epoch FROM (in_progress_at - created_at) + (%(now)s - began_at)) - busy_s),
+           CASE WHEN job_gpus > 0
+                THEN greatest(0, coalesce(extract(epoch FROM first_leased_at - greatest(running_since, began_at)), 0))
+                ELSE 0 END,
+           output_tokens / nullif(%(most_output)s::double precision, 0)
+    FROM measured
+    WHERE busy_s > 0 AND engines > 0
 )
 DELETE FROM measurements
 WHERE model_key = %(model_key)s AND id < (
@@ -206,17 +167,26 @@ SELECT %(id)s, id, 'batch_output', %(filename)s, %(size_bytes)s, %(sha256)s, %(n
 FROM projects WHERE id = %(project_id)s
 
 -- name: record_parts_deleted
-UPDATE batches SET parts_deleted_at = %(now)s
-WHERE id = %(batch_id)s AND status IN ('failed', 'completed', 'expired', 'cancelled')
+-- A job that has lost its leases may still write parts, and a reconciler that does not lead any more a plan. So
+-- leftovers are deleted once the URLs have expired.
+WITH ended AS (
+    UPDATE batches
+    SET parts_deleted_at = %(now)s, leftovers_due_at = now() + interval '1 h'
+    WHERE id = %(batch_id)s AND status IN ('failed', 'completed', 'expired', 'cancelled')
+    RETURNING id
+), removed AS (
+    DELETE FROM segments USING ended WHERE batch_id = ended.id
+)
+DELETE FROM parts USING ended WHERE batch_id = ended.id
 
 -- name: record_waiting
 -- The reason can change whenever a node joins or leaves, so an event is at most added every ten minutes.
 INSERT INTO batch_events (batch_id, at, type, data)
-SELECT %(batch_id)s, %(now)s, %(type)s, jsonb_build_object('job_id', %(job_id)s::text, 'reason', %(reason)s::text)
+SELECT %(batch_id)s, %(now)s, %(type)s, jsonb_build_object('reason', %(reason)s::text)
 WHERE NOT EXISTS (
     SELECT FROM (
         SELECT at, data ->> 'reason' AS reason FROM batch_events
-        WHERE batch_id = %(batch_id)s AND type = %(type)s AND data ->> 'job_id' = %(job_id)s
+        WHERE batch_id = %(batch_id)s AND type = %(type)s
         ORDER BY id DESC LIMIT 1
     ) AS latest
     WHERE reason = %(reason)s OR at > %(now)s - interval '10 min'

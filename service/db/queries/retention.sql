@@ -19,12 +19,21 @@ SELECT project_id, deleted_by FROM files WHERE id = %(id)s FOR UPDATE SKIP LOCKE
 SELECT batches.id
 FROM batches JOIN projects ON projects.id = batches.project_id
 WHERE status IN ('completed', 'failed', 'expired', 'cancelled') AND parts_deleted_at IS NOT NULL
+  AND leftovers_due_at IS NULL
   AND coalesce(completed_at, failed_at, expired_at, cancelled_at)
       <= now() - make_interval(secs => coalesce(projects.retention_s, %(retention_s)s))
   -- Implied by the condition above, and answered by an index.
   AND coalesce(completed_at, failed_at, expired_at, cancelled_at)
       <= now() - make_interval(secs => (SELECT min(coalesce(retention_s, %(retention_s)s)) FROM projects))
 LIMIT %(limit)s
+
+-- name: batches_with_leftovers
+SELECT id FROM batches WHERE leftovers_due_at <= now() AND id <> ALL (%(failed)s)
+ORDER BY leftovers_due_at
+LIMIT %(limit)s
+
+-- name: record_leftovers_deleted
+UPDATE batches SET leftovers_due_at = NULL WHERE id = %(id)s
 
 -- name: remove_batches
 -- Deletes their errors and events too, by foreign key.

@@ -20,7 +20,7 @@ from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.errors import LauncherError, LaunchRefusedError
 from tests.cluster.api import JsonObject, KubernetesApi
 from tests.cluster.control_plane import ControlPlane, kuberay_operator
-from tests.cluster.deployed import deployed_stack
+from tests.cluster.deployed import TOKEN, deployed_stack
 from tests.cluster.gpu_pools import karpenter
 from tests.cluster.gpu_pools.kwok import kwok, nodes_of
 
@@ -52,7 +52,7 @@ class GpuStack:
     def _launched(self, job: JobSpec) -> bool:
         """Retry while the API server is unavailable, as the reconciler does."""
         try:
-            self.launcher.launch(job)
+            self.launcher.launch(job, TOKEN)
         except LaunchRefusedError:
             raise
         except LauncherError:

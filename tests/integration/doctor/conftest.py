@@ -1,16 +1,13 @@
 """`cloister doctor` in this process, and the settings of a stack on this machine."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from service.cli.app import main
 from tests.integration.doctor.doctor_run import Doctor, DoctorRun
-
-ROLE = "doctor_job"
 
 
 @pytest.fixture
@@ -32,19 +29,7 @@ def doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.fixture
-def job_role(database_url: str) -> Iterator[str]:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        connection.execute(f"CREATE ROLE {ROLE} LOGIN")
-        connection.execute(f"GRANT EXECUTE ON FUNCTION report_progress TO {ROLE}")
-        yield ROLE
-        connection.execute(f"DROP OWNED BY {ROLE}")
-        connection.execute(f"DROP ROLE {ROLE}")
-
-
-@pytest.fixture
-def settings(
-    doctor: Doctor, job_role: str, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., None]:
+def settings(doctor: Doctor, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Set the settings of a stack on this machine. Call the fixture to change some."""
     del doctor
     (tmp_path / "models.yaml").write_text("models: [{id: demo, source: /models/demo}]")
@@ -53,10 +38,8 @@ def settings(
         for name, value in changed.items():
             monkeypatch.setenv(f"CLOISTER_{name}", value)
 
-    job_database_url = database_url.replace("postgresql://postgres:@", f"postgresql://{job_role}@")
     change(
         DATABASE_URL=database_url,
-        JOB_DATABASE_URL=job_database_url,
         OBJECT_STORE=(tmp_path / "objects").as_uri(),
         MODELS=str(tmp_path / "models.yaml"),
     )

@@ -13,9 +13,6 @@ import pytest
 import structlog
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec
-from ray_job.contract.lines import response_line
-from ray_job.contract.object_keys import part_key
-from ray_job.contract.parts import PartRow, Usage, encode_part
 from service.api_keys import create_api_key
 from service.doctor.api import check_api
 from service.doctor.findings import Result
@@ -24,21 +21,17 @@ from service.model_catalogue import CatalogueModel
 from service.ports import JobStatus
 from service.projects import create_project
 from tests.integration.doctor.doctor_run import Doctor, http_server
-from tests.integration.reconciler_harness import SUCCEEDED, Stack, commit, eventually, looping
+from tests.integration.reconciler_harness import Stack, eventually, looping
 from tests.integration.test_cli_batches import serving
 
 
-def works(stack: Stack, *, fails: bool = False) -> Callable[[JobSpec], JobStatus]:
+def works(stack: Stack, *, fails: bool = False, custom_id: str = "") -> Callable[[JobSpec], JobStatus]:
     def work(spec: JobSpec) -> JobStatus:
         body = b'{"error": {"message": "the engine refused"}}' if fails else b'{"object": "chat.completion"}'
-        row = PartRow(
-            line=1,
-            outcome="failed" if fails else "completed",
-            data=response_line(spec.batch_id, 1, "doctor", 400 if fails else 200, body),
-            usage=Usage(),
-        )
-        stack.store.put(part_key(spec.batch_id, [1]), [encode_part(spec.batch_id, [row])])
-        return SUCCEEDED
+        job = stack.job(spec.job_id)
+        for batch_id in {lease.batch_id for lease in job.lease().leases}:
+            job.commit(batch_id=batch_id, fails=fails, custom_id=custom_id, body=body)
+        return job.serve()
 
     return work
 
@@ -71,11 +64,7 @@ def test_each_model_gets_a_batch_of_one_line_and_no_file_is_left(
 def test_output_without_the_line_is_a_failure(
     doctor: Doctor, stack: Stack, database_url: str, server: openai.OpenAI
 ) -> None:
-    def answer_another(spec: JobSpec) -> JobStatus:
-        commit(stack.store, spec.batch_id, 1)  # with the custom_id of another line
-        return SUCCEEDED
-
-    stack.work = answer_another
+    stack.work = works(stack, custom_id="another")
     with looping(stack.backends, database_url):
         assert "its output lacks the line" in doctor()["batch of one line, model demo"]
     assert list(server.files.list()) == []

@@ -108,6 +108,7 @@ def test_version_of_kubernetes(look: Callable[[Kubernetes], Any], version: str, 
 def test_missing_deployments_are_failures(look: Callable[[Kubernetes], Any]) -> None:
     run = look(Kubernetes())
     assert run["Deployment reconciler"].startswith(f"failed: it is not in {SERVICE}")
+    assert run["Deployment coordinator"].startswith(f"failed: it is not in {SERVICE}")
     assert run["Deployment api"].startswith(f"failed: it is not in {SERVICE}")
 
 
@@ -183,7 +184,8 @@ def test_each_model_has_a_finding_on_its_template(
     for model in ("odd", "last"):
         spec = load_catalogue(tmp_path / "models.yaml")[model].spec
         metadata = {"namespace": "jobs", "annotations": {FINGERPRINT_ANNOTATION: model_fingerprint(spec)}}
-        group: dict[str, Any] = {"template": {"spec": {"containers": [{}]}}}
+        volume = {"name": "job-token", "secret": {"secretName": "set-by-the-launcher"}}
+        group: dict[str, Any] = {"template": {"spec": {"containers": [{}], "volumes": [volume]}}}
         body = {
             "apiVersion": "ray.io/v1",
             "kind": "RayJob",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ray_job.plan import Traits, execution_groups, line_traits
+from service.planning.order import Traits, execution_groups, line_traits
 
 
 def line(**body: Any) -> bytes:
@@ -86,7 +86,11 @@ def test_line_of_any_shape_has_traits(raw: bytes) -> None:
 def test_order_holds_every_line_once() -> None:
     chance = random.Random(7)  # noqa: S311 - repeatable on purpose
     traits = [
-        Traits(prefix=bytes(chance.choice(b"ab") for _ in range(4 * chance.randrange(5))), cost=chance.randrange(99))
+        Traits(
+            prefix=bytes(chance.choice(b"ab") for _ in range(4 * chance.randrange(5))),
+            cost=chance.randrange(99),
+            tokens=1,
+        )
         for _ in range(300)
     ]
     assert sorted(itertools.chain(*execution_groups(traits))) == list(range(300))
@@ -102,3 +106,31 @@ def test_lines_that_depend_on_chance_have_no_identity() -> None:
     assert line_traits(chat("x")).identity is None
     assert line_traits(chat("x", temperature=0.5)).identity is None
     assert line_traits(chat("x", temperature=0.5, seed=1)).identity is not None
+
+
+def test_integers_that_orjson_cannot_hold_are_told_apart() -> None:
+    one, other = (line_traits(chat("x", temperature=0, top_k=(1 << 64) + n)).identity for n in (0, 1))
+    assert one != other
+
+
+def test_deep_values_have_an_identity() -> None:
+    deep: Any = 1
+    for _ in range(400):
+        deep = [deep]
+    one, other = (line_traits(chat("x", temperature=0, extra=[deep, n])).identity for n in (0, 0))
+    assert one == other is not None
+    assert line_traits(chat("x", temperature=0, extra=[deep, 1])).identity != one
+    assert line_traits(line(prompt=deep)).prefix
+
+
+def test_tokens_are_those_of_the_line_and_of_its_answer() -> None:
+    raw = chat("x" * 400)
+    assert line_traits(raw).tokens == len(raw) // 4 + 256
+    named = chat("x", max_tokens=1_000)
+    assert line_traits(named).tokens == len(named) // 4 + 1_000
+    embedding = line(input="x" * 400)
+    assert line_traits(embedding).tokens == len(embedding) // 4
+
+
+def test_tokens_of_a_line_have_a_limit() -> None:
+    assert line_traits(chat("x", max_tokens=10**18)).tokens < 1 << 25

@@ -1,0 +1,172 @@
+"""The HTTP application of the coordinator: the paths and messages of ``ray_job.contract.leases``."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import psycopg
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ray_job.contract.leases import (
+    COMMITS_PATH,
+    END_PATH,
+    FAILURES_PATH,
+    PART_URLS_PATH,
+    SYNC_PATH,
+    Commit,
+    EndRequest,
+    Failure,
+    Message,
+    MessageError,
+    PartUrlsRequest,
+    SyncRequest,
+    SyncResponse,
+)
+from service.backends import Backends
+from service.coordinator import commits, leasing
+from service.coordinator.errors import RefusedError
+from service.coordinator.leasing import ActiveJob
+from service.coordinator.waiting import Waiting
+from service.db import query
+from service.errors import ObjectStoreError
+
+logger = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES: Final = 1 << 20
+# Longer than any job asks for.
+MAX_WAIT_S: Final = 60.0
+_BEARER: Final = "bearer "
+
+_Answer = Callable[[Request, ActiveJob, Any], Awaitable[Any]]
+
+
+def create_app(backends: Backends) -> Starlette:
+    """Create the ASGI application.
+
+    Args:
+        backends: database, object store and models; the caller closes them.
+    """
+    pool, store = backends.pool, backends.store
+    waiting = Waiting(pool)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        # A request mostly waits for Postgres, so each connection gets a thread; by default processors would count.
+        threads = ThreadPoolExecutor(pool.max_size, thread_name_prefix="request")
+        asyncio.get_running_loop().set_default_executor(threads)
+        waiting.start()
+        yield
+        waiting.stop()
+        await waiting.stopped()
+
+    async def sync(request: Request, job: ActiveJob, message: SyncRequest) -> SyncResponse:
+        """Lease segments; wait until there is one, if the job asks for that."""
+        deadline = time.monotonic() + min(message.wait_s, MAX_WAIT_S)
+        while True:
+            changed = waiting.change_of(job.model, job.domain)
+            answer = await asyncio.to_thread(leasing.sync, pool, store, job.id, message)
+            left_s = deadline - time.monotonic()
+            is_empty = not (answer.leases or answer.lost or answer.drain)
+            if not is_empty or not await waiting.wait(changed, left_s):
+                return answer
+            # Leases for a driver that has hung up would be lost until they expire.
+            if await request.is_disconnected():
+                return answer
+
+    app = Starlette(
+        routes=[
+            _route(backends, SYNC_PATH, SyncRequest, sync),
+            _route(backends, PART_URLS_PATH, PartUrlsRequest, _in_thread(commits.part_urls, pool, store)),
+            _route(backends, COMMITS_PATH, Commit, _in_thread(commits.commit, pool)),
+            _route(backends, FAILURES_PATH, Failure, _in_thread(commits.fail, pool)),
+            _route(backends, END_PATH, EndRequest, _in_thread(leasing.end, pool)),
+            Route("/healthz", lambda _: JSONResponse({"status": "ok"})),
+            Route("/readyz", lambda _: _readyz(backends)),
+        ],
+        lifespan=lifespan,
+    )
+    app.state.waiting = waiting
+    return app
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but it answers waiting jobs on shutdown before it waits for the running requests."""
+
+    def __init__(self, config: uvicorn.Config, waiting: Waiting) -> None:
+        super().__init__(config)
+        self._waiting = waiting
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting connections, answer the waiting jobs, and wait for the other requests."""
+        self._waiting.stop()
+        await super().shutdown(sockets)
+
+
+def _in_thread(work: Callable[..., Any], *backends: Any) -> _Answer:
+    async def answer(_request: Request, job: ActiveJob, message: Any) -> Any:
+        return await asyncio.to_thread(work, *backends, job.id, message)
+
+    return answer
+
+
+def _route(backends: Backends, path: str, kind: type[Message], answer: _Answer) -> Route:
+    """Return the route of a message."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            job = await asyncio.to_thread(leasing.authenticate, backends.pool, _token(request))
+            result = await answer(request, job, kind.from_json(await _body(request)))
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+        except MessageError as error:
+            return _refusal(400, str(error))
+        except RefusedError as error:
+            return _refusal(error.status_code, str(error))
+        except psycopg.DataError as error:
+            # The message of the error may quote the value.
+            logger.warning("coordinator.refused", path=path, error=type(error).__name__)
+            return _refusal(400, f"a number of the {kind.__name__} is larger than the database can store")
+        except (psycopg.OperationalError, ObjectStoreError) as error:
+            logger.warning("coordinator.unavailable", path=path, error=type(error).__name__)
+            return _refusal(503, "the database or the object store cannot be reached; try again", {"retry-after": "1"})
+        return Response(result.to_json() if result is not None else b"{}", media_type="application/json")
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise RefusedError(f"the body is larger than {MAX_BODY_BYTES:,} bytes", status_code=413)
+    return bytes(body)
+
+
+def _token(request: Request) -> str:
+    header = request.headers.get("authorization", "")
+    return header[len(_BEARER) :].strip() if header.lower().startswith(_BEARER) else ""
+
+
+def _refusal(status_code: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": message}, status_code=status_code, headers=headers)
+
+
+def _readyz(backends: Backends) -> Response:
+    try:
+        with backends.pool.connection(timeout=5) as connection:
+            connection.execute(query("check_schema"))
+        backends.store.check()
+    except (psycopg.Error, ObjectStoreError) as error:
+        logger.warning("coordinator.not_ready", error=type(error).__name__)
+        return _refusal(503, "the database or the object store cannot be reached")
+    return JSONResponse({"status": "ready"})
