@@ -47,7 +47,7 @@ model: $(MODEL_DIR)/config.json ## Create the small demo model in build/demo_mod
 
 clients: $(BUILD)/clients/installed ## Install the client libraries of docs/clients.md in build/clients
 
-demo: setup model ## Run a batch of 240 lines from upload to download on this machine
+demo: setup model ## Run two batches of 240 lines from upload to download on this machine, cold and warm
 	@$(PYTHON) -m service.local.demo --model $(MODEL_DIR) --directory $(BUILD)/demo
 
 local: setup ## Run `cloister local` in ./cloister-data
@@ -144,7 +144,8 @@ lock: setup ## Resolve the pinned versions of all environments again (UPGRADE=1)
 	  --extra cpu --extra dev --extra infra --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
 	  --override constraints/cpu-overrides.txt --output-file constraints/cpu.txt
 	$(VENV)/bin/uv pip compile constraints/clients.in --quiet --no-header --no-annotate $(if $(UPGRADE),--upgrade) \
-	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 --output-file constraints/clients.txt
+	  --override constraints/clients-overrides.txt --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+	  --output-file constraints/clients.txt
 	for image in $(IMAGES); do case $$image in \
 	  service) tested="--constraint constraints/cpu.txt" ;; \
 	  ray-cpu) tested="--constraint constraints/cpu.txt --override constraints/cpu-overrides.txt" ;; \
@@ -174,7 +175,7 @@ $(VENV)/packages: constraints/cpu.txt constraints/uv.txt
 	@touch $@
 
 $(BUILD)/clients/installed: $(VENV)/installed constraints/clients.txt
-	@echo "installing the packages of constraints/clients.txt (about 150 MB on disk; once)"
+	@echo "installing the packages of constraints/clients.txt (about 440 MB on disk; once)"
 	@$(VENV)/bin/uv venv --quiet --clear --python $(PYTHON) $(BUILD)/clients
 	@$(VENV)/bin/uv pip install --quiet --python $(BUILD)/clients/bin/python --no-deps \
 	  --requirement constraints/clients.txt

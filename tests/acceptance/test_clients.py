@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -16,32 +17,40 @@ REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
 # It has other versions of some of cloister's own packages.
 PYTHON = REPOSITORY / "build" / "clients" / "bin" / "python"
-TIMEOUT_S = 180
+TIMEOUT_S = 400
 
 
 def run(name: str, stack: LocalStack, directory: Path) -> list[str]:
-    """Run a program of the page with the variables of the page, and return the lines that it prints."""
+    """Run a program of the page with the variables of the page, and return the lines that it prints.
+
+    A request to any server but the stack would go to a proxy, which must get none.
+    """
     assert PYTHON.exists(), "the clients are not installed; run make clients"
     (program,) = re.findall(rf"^```python {name}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     section = PAGE[: PAGE.index(program)].rpartition("\n## ")[2]
-    variables = dict(re.findall(r"([A-Z_]+)=(\w+)", "".join(re.findall(r"^    export (.*)$", section, re.MULTILINE))))
-    inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment = {
-        **inherited,
-        **variables,
-        "HOME": str(directory),
-        "OPENAI_BASE_URL": stack.client.base_url,
-        "OPENAI_API_KEY": stack.client.api_key,
-    }
-    ended = subprocess.run(
-        [PYTHON, "-c", program],
-        env=environment,
-        cwd=directory,
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    variables = dict(re.findall(r"^    export ([A-Z_]+)=(\w+)", section, re.MULTILINE))
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        environment = {
+            **variables,
+            "PATH": os.environ["PATH"],
+            "HOME": str(directory),
+            "OPENAI_BASE_URL": stack.client.base_url,
+            "OPENAI_API_KEY": stack.client.api_key,
+            "ALL_PROXY": f"http://127.0.0.1:{proxy.getsockname()[1]}",
+            "NO_PROXY": "127.0.0.1",
+        }
+        ended = subprocess.run(
+            [PYTHON, "-c", program],
+            env=environment,
+            cwd=directory,
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
@@ -62,3 +71,9 @@ def test_instructor_gets_objects_of_its_response_model(stack: LocalStack, tmp_pa
     printed = run("instructor", stack, tmp_path)
     answers = [line for line in printed if line.startswith("request-")]
     assert [re.sub("(positive|negative)$", "x", line) for line in answers] == ["request-0 x", "request-1 x"]
+
+
+def test_curator_gets_objects_of_its_response_format(stack: LocalStack, tmp_path: Path) -> None:
+    printed = run("curator", stack, tmp_path)
+    assert len(printed) == 2
+    assert set(printed) <= {"positive", "negative"}
