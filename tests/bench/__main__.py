@@ -6,6 +6,7 @@ python -m tests.bench --cases prefix-a10g  some cases of all
 python -m tests.bench compare              run_batch, ray.data.llm and cloister on a model of your choice
 python -m tests.bench validation           the validation of input files, without an engine
 python -m tests.bench calibrate            the figures of a profile, measured on a real GPU
+python -m tests.bench control-plane        the service under load, with simulated jobs
 """
 
 import argparse
@@ -22,6 +23,7 @@ from tests.bench import calibration, validation
 from tests.bench.assembly import assembly_seconds
 from tests.bench.bars import BARS, Measured, starved
 from tests.bench.cases import CPU_ENGINE_ARGS, FULL, SELECTION, Case
+from tests.bench.control_plane import run as control_plane
 from tests.bench.figures import block_hits
 from tests.bench.measure import Result
 from tests.bench.report import chart, markdown
@@ -200,7 +202,9 @@ def compare(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     commands = {"compare": compare, "validation": validation.main, "calibrate": calibration.main}
-    if sys.argv[1:2] and sys.argv[1] in commands:
+    if sys.argv[1:2] == ["control-plane"]:
+        sys.exit(control_plane.main(sys.argv[2:]))
+    elif sys.argv[1:2] and sys.argv[1] in commands:
         commands[sys.argv[1]](sys.argv[2:])
     else:
         sys.exit(main(sys.argv[1:]))
