@@ -4,9 +4,7 @@ import contextlib
 import os
 import sys
 
-import uvicorn
-
-from service.api.app import Server, create_app
+from service.api.app import Server, create_app, server_config
 from service.compose import open_backends
 from service.errors import CloisterError
 from service.logging import configure_logging
@@ -23,19 +21,7 @@ def main() -> int:
         configure_logging(settings.log_level)
         with open_backends(settings) as backends:
             app = create_app(backends)
-            config = uvicorn.Config(
-                app,
-                host=settings.host,
-                port=settings.port,
-                # All logs are configured in one place, and RequestMiddleware replaces uvicorn's access log.
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                ws="none",
-                # Longer than clients keep idle connections, so that they do not write into a closed one.
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=10,
-            )
+            config = server_config(app, host=settings.host, port=settings.port)
             server = Server(config, app.state.watching)
             # On SIGINT uvicorn shuts down as on SIGTERM, then raises KeyboardInterrupt.
             with contextlib.suppress(KeyboardInterrupt):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Gauge
+from starlette.types import ASGIApp
 
 from service.api import openapi
 from service.api.errors import EXCEPTION_HANDLERS
@@ -77,6 +78,29 @@ def create_app(backends: Backends, *, watching: Watching | None = None) -> FastA
         app.include_router(module.router)
     app.add_middleware(RequestMiddleware, registry=app.state.metrics)
     return app
+
+
+def server_config(app: ASGIApp, *, host: str, port: int) -> uvicorn.Config:
+    """Return the configuration of the server of an application.
+
+    Args:
+        app: the application.
+        host: the address to listen on.
+        port: the TCP port; 0 for any that is free.
+    """
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        # All logs are configured in one place, and RequestMiddleware replaces uvicorn's access log.
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        ws="none",
+        # Longer than clients keep idle connections, so that they do not write into a closed one.
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=10,
+    )
 
 
 class Server(uvicorn.Server):
