@@ -1,0 +1,106 @@
+"""Guessed keys cost no query each, and a revoked key ends its event streams."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+
+from service.adapters.memory_object_store import MemoryObjectStore
+from service.api.app import create_app
+from service.api_keys import Scope, create_api_key, list_api_keys, revoke_api_key
+from service.backends import Backends
+from service.db import Pool
+from service.projects import Project, archive_project
+from tests.security.serving import served
+
+
+@pytest.fixture
+def url(api_pool: Pool) -> Iterator[str]:
+    """A new API process has counted no wrong key yet."""
+    with served(create_app(Backends(pool=api_pool, store=MemoryObjectStore()))) as opened:
+        yield opened
+
+
+def status(url: str, key: str, **headers: str) -> httpx.Response:
+    return httpx.get(f"{url}/v1/batches", headers={"authorization": f"Bearer {key}", **headers})
+
+
+def guess(url: str, count: int = 25) -> list[httpx.Response]:
+    return [status(url, f"sk-cloister-guess-{number}") for number in range(count)]
+
+
+def test_guessed_keys_are_refused_after_a_while_without_a_query_for_each(url: str, api_pool: Pool) -> None:
+    answers = guess(url, 40)
+    assert [answer.status_code for answer in answers] == [401] * 20 + [429] * 20
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+    assert "API key" in answers[-1].json()["error"]["message"]
+    before = api_pool.get_stats()["requests_num"]
+    assert {answer.status_code for answer in guess(url, 100)} == {429}
+    assert api_pool.get_stats()["requests_num"] - before < 10
+
+
+def test_valid_keys_work_from_an_address_that_guesses(url: str, api_pool: Pool, project: Project, api_key: str) -> None:
+    guess(url)
+    assert status(url, api_key).status_code == 200
+    time.sleep(1.1)  # valid keys are read again after a second
+    assert status(url, create_api_key(api_pool, project_id=project.id, name="new")).status_code == 200
+
+
+def test_revoked_key_is_refused_at_once_by_an_api_that_limits_guesses(
+    url: str, api_pool: Pool, project: Project, api_key: str
+) -> None:
+    guess(url)
+    assert status(url, api_key).status_code == 200
+    (key,) = list_api_keys(api_pool, project_id=project.id)
+    revoke_api_key(api_pool, key.id)
+    assert status(url, api_key).status_code == 401
+
+
+def test_forwarded_addresses_do_not_hide_guesses(url: str) -> None:
+    answers = [status(url, f"sk-{number}", **{"x-forwarded-for": f"10.0.0.{number}"}) for number in range(25)]
+    assert answers[-1].status_code == 429
+
+
+@contextmanager
+def event_stream(url: str, key: str, batch_id: str) -> Iterator[Iterator[str]]:
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.stream("GET", f"{url}/v1/batches/{batch_id}/events", headers=headers, timeout=15) as answer:
+        assert answer.status_code == 200
+        yield answer.iter_lines()
+
+
+@pytest.mark.slow
+def test_revoked_key_ends_its_event_streams_but_no_others(
+    base_url: str, client: openai.OpenAI, api_pool: Pool, project: Project, api_key: str
+) -> None:
+    batch = client.batches.create(input_file_id="file-none", endpoint="/v1/completions", completion_window="24h")
+    doomed = create_api_key(api_pool, project_id=project.id, name="doomed", scopes=[Scope.READ])
+    (key_id,) = [key.id for key in list_api_keys(api_pool, project_id=project.id) if key.name == "doomed"]
+    with event_stream(base_url, doomed, batch.id) as ended, event_stream(base_url, api_key, batch.id) as going_on:
+        assert next(ended).startswith("retry:")
+        assert next(going_on).startswith("retry:")
+        revoke_api_key(api_pool, key_id)
+        revoked_at = time.monotonic()
+        list(ended)
+        assert time.monotonic() - revoked_at < 10
+        with api_pool.connection() as connection:
+            connection.execute(
+                "INSERT INTO batch_events (batch_id, type, data) VALUES (%s, 'batch.in_progress', '{}')", [batch.id]
+            )
+        assert any(line == "event: batch.in_progress" for line in going_on)
+
+
+@pytest.mark.slow
+def test_archived_project_ends_its_event_streams(
+    base_url: str, client: openai.OpenAI, api_pool: Pool, project: Project, api_key: str
+) -> None:
+    batch = client.batches.create(input_file_id="file-none", endpoint="/v1/completions", completion_window="24h")
+    with event_stream(base_url, api_key, batch.id) as ended:
+        next(ended)
+        archive_project(api_pool, project)
+        archived_at = time.monotonic()
+        list(ended)
+        assert time.monotonic() - archived_at < 10
