@@ -96,8 +96,7 @@ def create_api_key(
                 "id": key_id,
                 "project_id": project_id,
                 "name": name,
-                # A key has 256 random bits: a plain digest cannot be reversed, and the lookup needs no slow hash.
-                "key_sha256": hashlib.sha256(key.encode()).digest(),
+                "key_sha256": key_digest(key),
                 "hint": key[-4:],
                 "scopes": [str(scope) for scope in names],
                 "expires_at": expires_at,
@@ -110,9 +109,17 @@ def create_api_key(
     return key
 
 
+def key_digest(key: str) -> bytes:
+    """Return the SHA-256 digest of a key.
+
+    A key has 256 random bits: a plain digest cannot be reversed, and the lookup needs no slow hash.
+    """
+    return hashlib.sha256(key.encode()).digest()
+
+
 def authenticate(pool: Pool, key: str) -> Access | None:
     """Return the access that a key grants, or None if it is unknown, expired or revoked."""
-    digest = hashlib.sha256(key.encode()).digest()
+    digest = key_digest(key)
     with pool.connection() as connection:
         rows = connection.execute(query("api_keys_by_digest"), {"key_sha256": digest}).fetchall()
     for row in rows:
@@ -121,6 +128,19 @@ def authenticate(pool: Pool, key: str) -> Access | None:
             project = Project(id=row["project_id"], name=row["project_name"])
             return Access(project=project, key_id=row["id"], scopes=frozenset(map(Scope, row["scopes"])))
     return None
+
+
+def digests_of_valid_keys(pool: Pool) -> frozenset[bytes]:
+    """Return the first 8 bytes of the digest of each key that is valid now."""
+    with pool.connection() as connection:
+        rows = connection.execute(query("digests_of_valid_keys")).fetchall()
+    return frozenset(row["digest"] for row in rows)
+
+
+def valid_readers(pool: Pool, key_ids: Iterable[str]) -> set[str]:
+    """Return those of the keys, by id, that are valid now and may read."""
+    with pool.connection() as connection:
+        return {row["id"] for row in connection.execute(query("valid_readers"), {"ids": list(key_ids)}).fetchall()}
 
 
 def list_api_keys(pool: Pool, *, project_id: str | None = None) -> list[ApiKey]:

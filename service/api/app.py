@@ -26,15 +26,17 @@ from service.api.routes import (
     webhook_endpoints,
 )
 from service.api.watching import Watching
+from service.api.wrong_keys import WrongKeys
 from service.backends import Backends
 
 
-def create_app(backends: Backends, *, watching: Watching | None = None) -> FastAPI:
+def create_app(backends: Backends, *, watching: Watching | None = None, wrong_keys: WrongKeys | None = None) -> FastAPI:
     """Create the ASGI application.
 
     Args:
         backends: database, object store and models; the caller closes them.
         watching: the event streams; those of ``backends`` with the default intervals if None.
+        wrong_keys: the limit of wrong API keys; of ``backends`` with the default limit if None.
     """
     streams = watching or Watching(backends.pool)
 
@@ -56,6 +58,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None) -> FastA
     )
     app.state.backends = backends
     app.state.watching = streams
+    app.state.wrong_keys = wrong_keys or WrongKeys(backends.pool)
     app.state.readiness = health.Readiness(backends)
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(metrics.StackCollector(backends.pool))
@@ -96,6 +99,8 @@ def server_config(app: ASGIApp, *, host: str, port: int) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        # Any client can send the headers of a proxy, so they do not change the address that wrong keys are counted by.
+        proxy_headers=False,
         ws="none",
         # Longer than clients keep idle connections, so that they do not write into a closed one.
         timeout_keep_alive=75,

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from service.api.wrong_keys import WrongKeys
 from service.api_keys import Access, Scope, authenticate
 from service.backends import Backends
 from service.errors import InvalidRequestError
@@ -26,12 +27,18 @@ def _backends(request: Request) -> Backends:
 BackendsDependency = Annotated[Backends, Depends(_backends)]
 
 
+def _wrong_keys(request: Request) -> WrongKeys:
+    wrong_keys: WrongKeys = request.app.state.wrong_keys
+    return wrong_keys
+
+
 def _access_with(scope: Scope) -> Callable[..., Access]:
     """Return the dependency that authenticates a request and requires a scope of its key."""
 
     def authenticated(
         request: Request,
         backends: BackendsDependency,
+        wrong_keys: Annotated[WrongKeys, Depends(_wrong_keys)],
         credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
     ) -> Access:
         """Return the access that the request's bearer token grants.
@@ -40,6 +47,7 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
 
         Raises:
             InvalidRequestError: status 401, the request has no API key, or an invalid one; 403, the scope is missing.
+            RateLimitError: the client's address has sent many wrong keys, and this is another one.
         """
         key = credentials.credentials.strip() if credentials else ""
         if not key:
@@ -48,8 +56,12 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
                 "'Authorization: Bearer YOUR_KEY'.",
                 status_code=401,
             )
+        address = request.client.host if request.client else ""
+        if refusal := wrong_keys.refusal(address, key):
+            raise refusal
         access = authenticate(backends.pool, key)
         if access is None:
+            wrong_keys.count(address)
             raise InvalidRequestError(
                 "Incorrect API key provided: it is unknown, expired or revoked.",
                 status_code=401,

@@ -70,11 +70,16 @@ def described(
     return responses
 
 
+TOO_MANY_WRONG_KEYS: Final = (
+    "The address of the client has sent more than 20 incorrect API keys in a minute, and this is another one "
+    "(`rate_limit_exceeded`)."
+)
 PUBLIC: Final = described({500: "An unexpected error. The log has details under the request id."})
 WITH_KEY: Final = described(
     {
         401: "The request has no API key, or an invalid one (`invalid_api_key`).",
         403: "The API key lacks the scope that this requires (`missing_scope`).",
+        429: TOO_MANY_WRONG_KEYS,
         500: "An unexpected error. The log has details under the request id.",
         503: "The database or the object store does not answer. Try again after `retry-after` seconds.",
     }

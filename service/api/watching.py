@@ -7,7 +7,9 @@ connection is lost.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -17,6 +19,7 @@ import psycopg
 import structlog
 
 from service.api.extension import rate_and_eta
+from service.api_keys import valid_readers
 from service.db import CONNECTION_LIMITS, Pool
 from service.db.rows import WatchedBatchRow, fetch_all
 from service.transitions import FINAL
@@ -92,7 +95,8 @@ class Watching:
 
     Args:
         pool: the database of the batches; the listening connection uses the same one.
-        max_stream_s: a stream ends after this time and its client reconnects, so that a revoked key loses access.
+        max_stream_s: a stream ends after this time and its client reconnects, so that the replicas share the streams.
+        key_check_s: the keys of all streams are checked this often; the streams of a revoked key end.
         heartbeat_s: an idle stream sends a comment this often, because proxies cut connections that are idle for a
             minute.
         poll_s: all watched batches are read this often even without a notification.
@@ -104,20 +108,24 @@ class Watching:
         pool: Pool,
         *,
         max_stream_s: float = 3600,
+        key_check_s: float = 5,
         heartbeat_s: float = 15,
         poll_s: float = 10,
         fallback_poll_s: float = 2,
     ) -> None:
         self.max_stream_s = max_stream_s
         self.heartbeat_s = heartbeat_s
+        self._key_check_s = key_check_s
         self._poll_s = poll_s
         self._fallback_poll_s = fallback_poll_s
         self.is_stopping = False
-        self.watchers = 0
         self._pool = pool
         # Watchers hold the references: a feed disappears with its last watcher.
         self._feeds: WeakValueDictionary[str, Feed] = WeakValueDictionary()
         self._changed_ids: set[str] = set()
+        # Open streams by the id of their key.
+        self._streams: Counter[str] = Counter()
+        self._refused_keys: set[str] = set()
         self._woken = asyncio.Event()
         self._is_listening = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,13 +137,33 @@ class Watching:
             psycopg.OperationalError: the database is unreachable.
         """
         if not self._tasks and not self.is_stopping:
-            self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._refresh())]
+            self._tasks = [asyncio.create_task(loop) for loop in (self._listen(), self._refresh(), self._check_keys())]
         feed = self._feeds.get(batch_id)
         if feed is None:
             feed = self._feeds[batch_id] = Feed(batch_id)
         if not feed.state:
             await self._read([feed])
         return feed
+
+    @property
+    def watchers(self) -> int:
+        """The number of open streams."""
+        return self._streams.total()
+
+    @contextmanager
+    def stream(self, key_id: str) -> Iterator[None]:
+        """Count a stream of a key as long as the context lasts."""
+        self._streams[key_id] += 1
+        try:
+            yield
+        finally:
+            self._streams[key_id] -= 1
+            if not self._streams[key_id]:
+                del self._streams[key_id]
+
+    def must_end(self, key_id: str) -> bool:
+        """Return whether the streams of a key must end, because this process stops or the key has been refused."""
+        return self.is_stopping or key_id in self._refused_keys
 
     def stop(self) -> None:
         """End all streams and background tasks."""
@@ -189,6 +217,21 @@ class Watching:
                 _log.warning("events.read_failed", error=type(error).__name__, watched=len(feeds))
                 await asyncio.sleep(1)
                 self._mark_changed(changed)
+
+    async def _check_keys(self) -> None:
+        """End the streams of keys that were revoked or have expired."""
+        while True:
+            await asyncio.sleep(self._key_check_s)
+            watching = set(self._streams)
+            try:
+                valid = await asyncio.to_thread(valid_readers, self._pool, watching) if watching else set()
+            except Exception as error:  # noqa: BLE001 - loop shell: without the database nothing new is sent either
+                _log.warning("events.keys_not_checked", error=type(error).__name__, keys=len(watching))
+                continue
+            self._refused_keys = watching - valid
+            if self._refused_keys:
+                for feed in list(self._feeds.values()):
+                    feed.wake()
 
     async def _listen(self) -> None:
         """Mark the watched batches that Postgres notifies about. Reconnect without end."""

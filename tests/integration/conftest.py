@@ -17,6 +17,7 @@ from ray_job.contract.job_spec import ModelSpec
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import Server, create_app
+from service.api.wrong_keys import WrongKeys
 from service.api_keys import Scope, create_api_key
 from service.backends import Backends
 from service.db import Pool, open_pool
@@ -44,7 +45,8 @@ def _served(api_pool: Pool) -> Iterator[tuple[str, MemoryObjectStore]]:
     store = MemoryObjectStore()
     models = {"demo/small": CatalogueModel(spec=ModelSpec(id="demo/small", source="x"))}
     changed_at = datetime(2026, 1, 2, tzinfo=UTC)
-    app = create_app(Backends(pool=api_pool, store=store, catalogue=models, catalogue_changed_at=changed_at))
+    backends = Backends(pool=api_pool, store=store, catalogue=models, catalogue_changed_at=changed_at)
+    app = create_app(backends, wrong_keys=WrongKeys(api_pool, limit=10_000))
     checked = DescribedAnswers(app)
     config = uvicorn.Config(checked, host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none")
     server = Server(config, app.state.watching)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from service.api.dependencies import BackendsDependency, ReadAccess, SubmitAccess
 from service.api.errors import invalid_request
 from service.api.extension import RUNNABLE, Extension, RetrievedBatch
-from service.api.openapi import INVALID_CURSOR, INVALID_ID, WITH_KEY, described, link
+from service.api.openapi import INVALID_CURSOR, INVALID_ID, TOO_MANY_WRONG_KEYS, WITH_KEY, described, link
 from service.api.schemas import NEWEST, BatchObject, BatchRequest, Page, Text
 from service.backends import Backends
 from service.db import query
@@ -140,7 +140,7 @@ def _earlier_batch(connection: Connection, parameters: Mapping[str, Any], *, may
             "another request before.",
             413: "The body is larger than 1 MB.",
             429: "A limit of the project is reached (`rate_limit_error`: try again after `retry-after` seconds), or "
-            "the batch is larger than the limit allows (`insufficient_quota`).",
+            f"the batch is larger than the limit allows (`insufficient_quota`). {TOO_MANY_WRONG_KEYS}",
         },
         links=_LINKS,
     ),

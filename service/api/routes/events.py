@@ -90,7 +90,7 @@ def _last_event_id(
     responses={**_RESPONSES, 204: described(description=_ENDED)[200]},
 )
 async def watch_batch(
-    request: Request, batch_id: BatchId, last_event_id: Annotated[int, Depends(_last_event_id)]
+    request: Request, access: ReadAccess, batch_id: BatchId, last_event_id: Annotated[int, Depends(_last_event_id)]
 ) -> Response:
     """Stream a batch's events until its final state; 204 if the client already has all of them."""
     watching: Watching = request.app.state.watching
@@ -98,20 +98,19 @@ async def watch_batch(
     if feed.is_finished(last_event_id):
         return Response(status_code=204)
     return StreamingResponse(
-        _stream(watching, feed, last_event_id),
+        _stream(watching, feed, last_event_id, access.key_id),
         media_type="text/event-stream",
         # nginx and other proxies buffer slow answers unless this header forbids it.
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
 
 
-async def _stream(watching: Watching, feed: Feed, last_id: int) -> AsyncIterator[bytes]:
+async def _stream(watching: Watching, feed: Feed, last_id: int, key_id: str) -> AsyncIterator[bytes]:
     """Yield the events after ``last_id``. A client that reads slowly delays only itself: nothing is queued for it."""
     sent_progress: tuple[int, ...] = ()
     progress_due = 0.0
     ends_at = time.monotonic() + watching.max_stream_s
-    watching.watchers += 1
-    try:
+    with watching.stream(key_id):
         yield f"retry: {RETRY // timedelta(milliseconds=1)}\n\n".encode()
         while True:
             changed = feed.changed
@@ -119,7 +118,7 @@ async def _stream(watching: Watching, feed: Feed, last_id: int) -> AsyncIterator
                 last_id = event["id"]
                 data = orjson.dumps({"at": round(event["at"], 3), "data": event["data"], **feed.state})
                 yield format_sse_event(id=str(last_id), event=event["type"], data_str=data.decode())
-            if feed.is_finished(last_id) or watching.is_stopping or time.monotonic() >= ends_at:
+            if feed.is_finished(last_id) or watching.must_end(key_id) or time.monotonic() >= ends_at:
                 return
             now = time.monotonic()
             is_new = feed.progress != sent_progress
@@ -133,5 +132,3 @@ async def _stream(watching: Watching, feed: Feed, last_id: int) -> AsyncIterator
             except TimeoutError:
                 if not is_new:
                     yield KEEPALIVE_COMMENT
-    finally:
-        watching.watchers -= 1

@@ -53,6 +53,22 @@ WHERE substr(key_sha256, 1, 8) = substr(%(key_sha256)s::bytea, 1, 8)
   AND (expires_at IS NULL OR expires_at > now())
   AND archived_at IS NULL
 
+-- name: digests_of_valid_keys
+SELECT substr(key_sha256, 1, 8) AS digest
+FROM api_keys JOIN projects ON projects.id = api_keys.project_id
+WHERE revoked_at IS NULL
+  AND (expires_at IS NULL OR expires_at > now())
+  AND archived_at IS NULL
+
+-- name: valid_readers
+SELECT api_keys.id
+FROM api_keys JOIN projects ON projects.id = api_keys.project_id
+WHERE api_keys.id = ANY (%(ids)s)
+  AND 'read' = ANY (scopes)
+  AND revoked_at IS NULL
+  AND (expires_at IS NULL OR expires_at > now())
+  AND archived_at IS NULL
+
 -- name: api_key_by_id
 SELECT id FROM api_keys WHERE id = %(id)s
 
