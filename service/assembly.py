@@ -104,6 +104,9 @@ class _Spool:
         size_bytes = self.file.write(rest)
         for chunk in chunks:
             digest.update(chunk)
+            # A job may write more than it states. Only what is claimed may reach the disk.
+            if size_bytes + len(chunk) > expected_bytes:
+                raise PartError(f"part {key} is damaged: it is longer than its header states")
             size_bytes += self.file.write(chunk)
         if digest.hexdigest() != header.sha256:
             raise PartError(f"part {key} is damaged: its SHA-256 differs from the one in its header")
@@ -188,7 +191,13 @@ class CommittedRows(NamedTuple):
 
 
 def committed_rows(
-    store: ObjectStore, parts: Iterable[PartRecord], *, batch_id: str, outcome: Outcome, file: BinaryIO
+    store: ObjectStore,
+    parts: Iterable[PartRecord],
+    *,
+    batch_id: str,
+    outcome: Outcome,
+    file: BinaryIO,
+    claim: Callable[[int], None] = lambda _: None,
 ) -> CommittedRows:
     """Copy parts to a file on disk, and return their rows of one outcome from it.
 
@@ -198,13 +207,14 @@ def committed_rows(
         batch_id: the batch.
         outcome: the outcome of the rows. Parts without such rows are not copied.
         file: an empty file. The caller keeps it open until it has read the last chunk.
+        claim: called with the size of each part before it is written; what it raises is passed on.
 
     Raises:
         PartError: a part is damaged.
         ObjectNotFoundError: a part was deleted meanwhile.
         ObjectStoreError: the store cannot be reached.
     """
-    spool = _Spool(batch_id=batch_id, file=file)
+    spool = _Spool(batch_id=batch_id, file=file, claim=claim)
     for part, opened in _opened(store, parts):
         spool.add(part, opened.result(), only=outcome)
     file.flush()

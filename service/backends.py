@@ -7,8 +7,10 @@ from typing import Final
 from service.db import Pool
 from service.model_catalogue import Catalogue
 from service.ports import ObjectStore
+from service.workspace import Workspace
 
 DEFAULT_RETENTION_S: Final = 30 * 24 * 3600
+DEFAULT_MAX_TRANSFERS_PER_KEY: Final = 16
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -24,6 +26,8 @@ class Backends:
         catalogue: the models that the stack serves.
         catalogue_changed_at: aware UTC time of the last change to the catalogue.
         retention_s: seconds for which files without an expiry, and ended batches, are kept. A project can set another.
+        workspace: the disk for uploads and partial results, and for plans and results of batches.
+        max_transfers_per_key: large uploads and partial results that a key may have at a time in this process.
     """
 
     pool: Pool
@@ -31,3 +35,5 @@ class Backends:
     catalogue: Catalogue = field(default_factory=dict)
     catalogue_changed_at: datetime = _EPOCH
     retention_s: int = DEFAULT_RETENTION_S
+    workspace: Workspace = field(default_factory=Workspace)
+    max_transfers_per_key: int = DEFAULT_MAX_TRANSFERS_PER_KEY

@@ -9,6 +9,7 @@ from service.backends import Backends
 from service.db import open_pool
 from service.model_catalogue import load_catalogue
 from service.settings import Settings
+from service.workspace import Workspace
 
 
 @contextlib.contextmanager
@@ -30,4 +31,6 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
             catalogue=catalogue,
             catalogue_changed_at=datetime.fromtimestamp(settings.models_path.stat().st_mtime, UTC),
             retention_s=settings.retention_days * 24 * 3600,
+            workspace=Workspace(size_bytes=settings.workspace_bytes),
+            max_transfers_per_key=settings.max_transfers_per_key,
         )

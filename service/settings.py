@@ -20,6 +20,7 @@ from pydantic_settings import (
 )
 
 from ray_job.contract.job_spec import ObjectStoreLocation
+from service.backends import DEFAULT_MAX_TRANSFERS_PER_KEY
 from service.errors import SettingsError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -119,7 +120,12 @@ class Settings(BaseSettings):
     retention_days: int = Field(30, ge=1, le=3_650, validation_alias="CLOISTER_RETENTION_DAYS")
     """Days for which files without an expiry, and ended batches, are kept. A project can set another time."""
     workspace_gib: int = Field(0, ge=0, le=100_000, validation_alias="CLOISTER_WORKSPACE_GIB")
-    """Disk below TMPDIR for batches that are planned or assembled at the same time, in GiB; 0 for all of the disk."""
+    """Disk below TMPDIR of each process, in GiB: for uploads and partial results in the API, and for batches that are
+    planned or assembled at the same time in the reconciler; 0 for all of the disk."""
+    max_transfers_per_key: int = Field(
+        DEFAULT_MAX_TRANSFERS_PER_KEY, ge=1, le=10_000, validation_alias="CLOISTER_MAX_TRANSFERS_PER_KEY"
+    )
+    """The most uploads and partial results of more than 1 MiB that an API process handles at a time for one API key."""
 
     @property
     def workspace_bytes(self) -> int | None:

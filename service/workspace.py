@@ -1,7 +1,7 @@
-"""The disk on which plans are made and results are assembled, shared by all batches of a process.
+"""The disk for uploads and partial results, and for plans and results of batches, shared by all work of a process.
 
 A node evicts a pod that uses more disk than its volume has, and the next pod that tries the same. So room is claimed
-before anything is written. If the workspace is full, the claim fails, which affects no other batch.
+before anything is written. If the workspace is full, the claim fails, which affects no other work.
 """
 
 import errno
@@ -17,26 +17,28 @@ class Workspace:
     """A directory on disk.
 
     Args:
-        directory: the directory of the files.
+        directory: the directory of the files; that for temporary files if None.
         size_bytes: the limit of all files together; None for no limit but the disk's.
     """
 
-    def __init__(self, directory: Path, size_bytes: int | None = None) -> None:
+    def __init__(self, directory: Path | None = None, size_bytes: int | None = None) -> None:
         self._directory = directory
         self._size_bytes = size_bytes
         self._claimed = 0
         self._lock = Lock()
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether a claim of so many bytes would succeed now."""
+        with self._lock:
+            return self._size_bytes is None or self._claimed + size_bytes <= self._size_bytes
+
     @contextmanager
-    def open(self) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
-        """Open a new file, and delete it and release its room when the context ends.
+    def claims(self) -> Iterator[Callable[[int], None]]:
+        """Release the claimed room when the context ends.
 
         Yields:
-            The file, open for reading and writing; and a function that claims room for more bytes, before they are
-            written. It raises OSError (ENOSPC) if the workspace has no room for them.
-
-        Raises:
-            OSError: the directory cannot be written.
+            A function that claims room for more bytes, before they are written. It raises OSError (ENOSPC) if the
+            workspace has no room for them.
         """
         claimed_bytes = 0
 
@@ -45,11 +47,23 @@ class Workspace:
             self._claim(size_bytes)
             claimed_bytes += size_bytes
 
-        with tempfile.TemporaryFile(dir=self._directory) as file:
-            try:
-                yield file, claim
-            finally:
-                self._claim(-claimed_bytes)
+        try:
+            yield claim
+        finally:
+            self._claim(-claimed_bytes)
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[BinaryIO, Callable[[int], None]]]:
+        """Open a new file, and delete it and release its room when the context ends.
+
+        Yields:
+            The file, open for reading and writing; and the function that ``claims`` yields.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        with self.claims() as claim, tempfile.TemporaryFile(dir=self._directory) as file:
+            yield file, claim
 
     def _claim(self, size_bytes: int) -> None:
         """Claim room, or release it if the size is negative."""

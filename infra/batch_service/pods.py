@@ -69,7 +69,7 @@ class ServiceSettings:
 
 def api_pod(settings: ServiceSettings) -> dict[str, Any]:
     """Return the pod template of the API."""
-    environment = {"CLOISTER_PORT": str(API_PORT)}
+    environment = {"CLOISTER_PORT": str(API_PORT), "CLOISTER_WORKSPACE_GIB": str(settings.workspace_gib)}
     return _server_pod(
         settings,
         API,

@@ -25,6 +25,7 @@ from service.api.routes import (
     results,
     webhook_endpoints,
 )
+from service.api.transfers import Transfers
 from service.api.watching import Watching
 from service.api.wrong_keys import WrongKeys
 from service.backends import Backends
@@ -58,6 +59,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
     )
     app.state.backends = backends
     app.state.watching = streams
+    app.state.transfers = Transfers(backends.workspace, max_per_key=backends.max_transfers_per_key)
     app.state.wrong_keys = wrong_keys or WrongKeys(backends.pool)
     app.state.readiness = health.Readiness(backends)
     app.state.metrics = CollectorRegistry()

@@ -74,6 +74,10 @@ TOO_MANY_WRONG_KEYS: Final = (
     "The address of the client has sent more than 20 incorrect API keys in a minute, and this is another one "
     "(`rate_limit_exceeded`)."
 )
+NO_ROOM: Final = (
+    "The server has no room on its disk for the content, or the key has many large uploads and partial results in "
+    "progress: try again after `retry-after` seconds (`rate_limit_exceeded`)."
+)
 PUBLIC: Final = described({500: "An unexpected error. The log has details under the request id."})
 WITH_KEY: Final = described(
     {

@@ -4,8 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
-from pathlib import Path
 from threading import Event
 
 import structlog
@@ -18,7 +16,6 @@ from service.reconciler.backends import Backends, Slots
 from service.reconciler.health import serve_health
 from service.reconciler.loop import run
 from service.settings import read_settings
-from service.workspace import Workspace
 
 logger = structlog.get_logger(__name__)
 
@@ -43,7 +40,7 @@ def main() -> int:
                 launcher=closing.enter_context(open_launcher(settings, opened.catalogue, os.environ)),
                 catalogue=opened.catalogue,
                 coordinator_url=settings.coordinator_url,
-                workspace=Workspace(Path(tempfile.gettempdir()), settings.workspace_bytes),
+                workspace=opened.workspace,
                 slots=Slots(default=settings.max_running_jobs, by_accelerator=settings.max_running_jobs_by_accelerator),
                 retention_s=opened.retention_s,
                 stopping=stopping,

@@ -11,7 +11,6 @@ from psycopg.types.json import Jsonb
 
 from service import backends
 from service.ports import Launcher
-from service.workspace import Workspace
 
 
 @dataclass(slots=True)
@@ -85,7 +84,6 @@ class Backends(backends.Backends):
     Attributes:
         launcher: runs jobs.
         coordinator_url: where jobs lease segments.
-        workspace: where results are assembled.
         slots: how many jobs may run at the same time; projects take turns.
         first_pause_s: the pause after the first failure of a step; doubles with each further failure, up to 30 s.
         metrics: measurements of this process.
@@ -95,7 +93,6 @@ class Backends(backends.Backends):
 
     launcher: Launcher
     coordinator_url: str
-    workspace: Workspace
     slots: Slots = field(default_factory=Slots)
     first_pause_s: float = 1.0
     metrics: Metrics = field(default_factory=Metrics)

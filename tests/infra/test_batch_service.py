@@ -155,8 +155,9 @@ def test_volume_for_temporary_files_has_the_size_of_the_workspace(name: str) -> 
         assert resources["limits"]["ephemeral-storage"] == resources["requests"]["ephemeral-storage"] == f"{gib + 1}Gi"
 
 
-def test_reconciler_gets_the_size_of_its_workspace() -> None:
-    assert environment(previewed(workspace_gib=40), "reconciler")["CLOISTER_WORKSPACE_GIB"] == "40"
+@pytest.mark.parametrize("name", ["api", "reconciler"])
+def test_api_and_reconciler_get_the_size_of_their_workspace(name: str) -> None:
+    assert environment(previewed(workspace_gib=40), name)["CLOISTER_WORKSPACE_GIB"] == "40"
 
 
 def test_ingress_accepts_large_uploads_with_tls_on_api_paths_only() -> None:

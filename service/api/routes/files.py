@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 
 from ray_job.contract.object_keys import file_key
 from service.api.dependencies import BackendsDependency, ReadAccess, SubmitAccess
-from service.api.openapi import INVALID_CURSOR, INVALID_ID, TOO_MANY_WRONG_KEYS, WITH_KEY, described, link
+from service.api.openapi import INVALID_CURSOR, INVALID_ID, NO_ROOM, TOO_MANY_WRONG_KEYS, WITH_KEY, described, link
 from service.api.routes.uploads import UPLOAD_BODY, UploadDependency
 from service.api.schemas import NEWEST, DeletedFile, FileObject, Page, Text
 from service.backends import Backends
@@ -89,7 +89,7 @@ def find_file(backends: Backends, project: Project, file_id: str) -> FileRow:
         {
             400: "The form or a field is invalid, or a batch file is not JSON Lines (`invalid_file_format`).",
             413: "The file is too large.",
-            429: f"The project has no room for that many bytes (`insufficient_quota`). {TOO_MANY_WRONG_KEYS}",
+            429: f"The project has no room for that many bytes (`insufficient_quota`). {NO_ROOM} {TOO_MANY_WRONG_KEYS}",
         },
         links={
             "retrieve": link("retrieveFile", "file_id"),

@@ -1,22 +1,22 @@
 """``GET /v1/batches/{id}/results``: the results of a batch so far, while it runs."""
 
-import contextlib
 import itertools
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, Literal
 
 import structlog
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import StreamingResponse
 
 from ray_job.contract.lines import Outcome
 from ray_job.contract.object_keys import file_key
 from ray_job.contract.parts import PartError
 from service.api.dependencies import BackendsDependency, ReadAccess
-from service.api.openapi import WITH_KEY, described
+from service.api.openapi import NO_ROOM, TOO_MANY_WRONG_KEYS, WITH_KEY, described
 from service.api.routes.batches import NO_BATCH, BatchId, find_batch
 from service.api.routes.files import find_file, resumable
+from service.api.transfers import Transfer, Transfers, full_disk_reported
 from service.assembly import CommittedRows, PartRecord, committed_rows
 from service.backends import Backends
 from service.db.rows import fetch_all
@@ -32,6 +32,13 @@ ResultKind = Literal["output", "error"]
 _OUTCOMES: Final[Mapping[ResultKind, Outcome]] = {"output": "completed", "error": "failed"}
 
 
+def _transfer(request: Request, access: ReadAccess) -> Iterator[Transfer]:
+    """Release the room and the slot of a request when its answer has ended or its client is gone."""
+    transfers: Transfers = request.app.state.transfers
+    with transfers.begin(access.key_id) as transfer:
+        yield transfer
+
+
 @router.get(
     "/{batch_id}/results",
     operation_id="retrieveBatchResults",
@@ -41,7 +48,11 @@ _OUTCOMES: Final[Mapping[ResultKind, Outcome]] = {"output": "completed", "error"
     "first, so a client can detect an answer that was cut.",
     response_class=StreamingResponse,
     responses=described(
-        {400: "`kind` or the id is invalid.", 404: f"{NO_BATCH[:-1]}, or its file was deleted or has expired."},
+        {
+            400: "`kind` or the id is invalid.",
+            404: f"{NO_BATCH[:-1]}, or its file was deleted or has expired.",
+            429: f"{NO_ROOM} {TOO_MANY_WRONG_KEYS}",
+        },
         description="JSON Lines, each as in the output or error file, in input order.",
         content={"application/jsonl": {"schema": {"type": "string"}}},
         headers={
@@ -61,6 +72,7 @@ _OUTCOMES: Final[Mapping[ResultKind, Outcome]] = {"output": "completed", "error"
 def retrieve_results(
     backends: BackendsDependency,
     access: ReadAccess,
+    transfer: Annotated[Transfer, Depends(_transfer)],
     batch_id: BatchId,
     kind: Annotated[
         ResultKind,
@@ -71,9 +83,10 @@ def retrieve_results(
 
     Raises:
         NotFoundError: the project has no such batch, or the batch's file was deleted or has expired.
+        RateLimitError: the disk has no room for the lines, or the key has too many large transfers.
     """
     batch = find_batch(backends, access.project, batch_id)
-    rows = None if batch.status in FINAL else _committed_rows(backends, access.project, batch_id, kind)
+    rows = None if batch.status in FINAL else _committed_rows(backends, access.project, batch_id, kind, transfer)
     is_complete = rows is None
     if rows is None:
         batch = find_batch(backends, access.project, batch_id)
@@ -104,31 +117,32 @@ def retrieve_results(
     )
 
 
-def _committed_rows(backends: Backends, project: Project, batch_id: str, kind: ResultKind) -> CommittedRows | None:
+def _committed_rows(
+    backends: Backends, project: Project, batch_id: str, kind: ResultKind, transfer: Transfer
+) -> CommittedRows | None:
     """Return the lines in committed parts of a running batch, or None if the batch ended meanwhile."""
     with backends.pool.connection() as connection:
         parts = fetch_all(connection, PartRecord, "parts_of_batch", {"batch_id": batch_id})
-    with contextlib.ExitStack() as opened:
-        file = opened.enter_context(tempfile.TemporaryFile())
-        try:
-            rows = committed_rows(backends.store, parts, batch_id=batch_id, outcome=_OUTCOMES[kind], file=file)
-        except ObjectNotFoundError:
-            # Parts are deleted only after the batch has ended: while it is open, none can be missing.
-            if find_batch(backends, project, batch_id).status in FINAL:
-                return None
-            raise
-        except PartError as error:
-            _log.error("part damaged", batch_id=batch_id, error=str(error))
-            raise ApiError(
-                f"A part of the results of '{batch_id}' is damaged. Wait for the batch to end: its files report every "
-                "missing line."
-            ) from error
+    file = transfer.closing.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed with the transfer
+    try:
+        with full_disk_reported():
+            rows = committed_rows(
+                backends.store,
+                parts,
+                batch_id=batch_id,
+                outcome=_OUTCOMES[kind],
+                file=file,
+                claim=transfer.claim,
+            )
+    except ObjectNotFoundError:
+        # Parts are deleted only after the batch has ended: while it is open, none can be missing.
         if find_batch(backends, project, batch_id).status in FINAL:
             return None
-        closing = opened.pop_all()
-
-        def chunks() -> Iterator[bytes]:
-            with closing:
-                yield from rows.chunks
-
-        return rows._replace(chunks=chunks())
+        raise
+    except PartError as error:
+        _log.error("part damaged", batch_id=batch_id, error=str(error))
+        raise ApiError(
+            f"A part of the results of '{batch_id}' is damaged. Wait for the batch to end: its files report every "
+            "missing line."
+        ) from error
+    return None if find_batch(backends, project, batch_id).status in FINAL else rows

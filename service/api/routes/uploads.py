@@ -11,6 +11,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from service.api.dependencies import BackendsDependency, SubmitAccess
 from service.api.errors import invalid_request
 from service.api.schemas import MAX_EXPIRY_S, MIN_EXPIRY_S, ExpirySeconds, FilePurpose
+from service.api.transfers import Transfers, full_disk_reported
 from service.db.rows import fetch_one
 from service.errors import InvalidRequestError
 from service.quotas import ProjectSettings, upload_refusal
@@ -21,6 +22,7 @@ MAX_FILE_BYTES: Final = 512 * _MIB
 _HEAD_BYTES: Final = 64 * 1024
 # What a form may hold besides its file, for an early check of the file's size.
 _FORM_BYTES: Final = 64 * 1024
+_MAX_LENGTH_DIGITS: Final = 20
 
 UPLOAD_BODY: Final = {
     "required": True,
@@ -125,62 +127,81 @@ class _FormParser(MultiPartParser):
         return form
 
 
+def _declared_bytes(request: Request) -> int:
+    """Return the length of the body that the request declares; 0 if it declares none."""
+    length = request.headers.get("content-length", "")
+    # int() refuses numbers with thousands of digits.
+    return int(length) if length.isascii() and length.isdecimal() and len(length) < _MAX_LENGTH_DIGITS else 0
+
+
 def check_room(request: Request, access: SubmitAccess, backends: BackendsDependency) -> None:
     """Refuse an upload whose Content-Length already exceeds the project's limit, before its body is read.
 
     Raises:
         QuotaError: the project's limit leaves no room for the file.
     """
-    length = request.headers.get("content-length", "")
-    if not (length.isascii() and length.isdecimal()):
+    length = _declared_bytes(request)
+    if not length:
         return
     with backends.pool.connection() as connection:
         settings = fetch_one(connection, ProjectSettings, "project_settings", {"id": access.project.id})
-    size_bytes = max(0, int(length) - _FORM_BYTES)
+    size_bytes = max(0, length - _FORM_BYTES)
     if refusal := upload_refusal(settings, settings.stored_bytes or 0, size_bytes):
         raise refusal
 
 
-async def parsed_upload(request: Request, _room: Annotated[None, Depends(check_room)]) -> AsyncIterator[Upload]:
-    """Parse and check the form of an authenticated request, and close its file after the answer."""
+async def parsed_upload(
+    request: Request, access: SubmitAccess, _room: Annotated[None, Depends(check_room)]
+) -> AsyncIterator[Upload]:
+    """Parse and check the form of an authenticated request, and close its file after the answer.
+
+    Raises:
+        InvalidRequestError: the form or its file is invalid.
+        RateLimitError: the disk has no room for the file, or the key has too many large uploads.
+    """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise InvalidRequestError("An upload must be a multipart form (Content-Type: multipart/form-data).")
 
-    async def limited_stream() -> AsyncGenerator[bytes, None]:
-        received = 0
-        async for chunk in request.stream():
-            received += len(chunk)
-            # The form around the file is small.
-            if received > MAX_FILE_BYTES + _MIB:
-                raise InvalidRequestError(
-                    f"The file is larger than {MAX_FILE_BYTES // _MIB} MB.", status_code=413, param="file"
-                )
-            yield chunk
+    transfers: Transfers = request.app.state.transfers
+    with transfers.begin(access.key_id, expected_bytes=_declared_bytes(request)) as transfer:
 
-    form = await _FormParser(request.headers, limited_stream(), max_files=1, max_fields=20).parse()
-    try:
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise InvalidRequestError(
-                "Missing required parameter: 'file'. Send it as a file in a multipart form.",
-                param="file",
-                code="missing_required_parameter",
-            )
+        async def limited_stream() -> AsyncGenerator[bytes, None]:
+            received = 0
+            async for chunk in request.stream():
+                received += len(chunk)
+                transfer.claim(len(chunk))
+                # The form around the file is small.
+                if received > MAX_FILE_BYTES + _MIB:
+                    raise InvalidRequestError(
+                        f"The file is larger than {MAX_FILE_BYTES // _MIB} MB.", status_code=413, param="file"
+                    )
+                yield chunk
+
+        with full_disk_reported():
+            form = await _FormParser(request.headers, limited_stream(), max_files=1, max_fields=20).parse()
         try:
-            upload = Upload.model_validate(dict(form))
-        except ValidationError as error:
-            raise invalid_request(error.errors()[0]) from None
-        for one, other in (("anchor", "seconds"), ("seconds", "anchor")):
-            if f"expires_after[{one}]" in form and f"expires_after[{other}]" not in form:
-                name = f"expires_after[{other}]"
+            file = form.get("file")
+            if not isinstance(file, UploadFile):
                 raise InvalidRequestError(
-                    f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
+                    "Missing required parameter: 'file'. Send it as a file in a multipart form.",
+                    param="file",
+                    code="missing_required_parameter",
                 )
-        if upload.purpose == "batch":
-            check_batch_file(file)
-        yield upload
-    finally:
-        await form.close()
+            try:
+                upload = Upload.model_validate(dict(form))
+            except ValidationError as error:
+                raise invalid_request(error.errors()[0]) from None
+            for one, other in (("anchor", "seconds"), ("seconds", "anchor")):
+                if f"expires_after[{one}]" in form and f"expires_after[{other}]" not in form:
+                    name = f"expires_after[{other}]"
+                    raise InvalidRequestError(
+                        f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
+                    )
+            if upload.purpose == "batch":
+                check_batch_file(file)
+            yield upload
+        finally:
+            await form.close()
 
 
 UploadDependency = Annotated[Upload, Depends(parsed_upload)]
