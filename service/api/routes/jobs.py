@@ -31,13 +31,13 @@ class JobObject(Answer):
     engines: int
     """Engines that are ready."""
     leased_segments: int
-    """Segments that it holds."""
+    """Segments of the project that it holds."""
     leased_batches: int
     """Batches of these segments."""
     oldest_lease_seconds: float | None
-    """The age of its oldest lease; null if it holds none."""
+    """The age of the oldest lease of these segments; null if there are none."""
     segments_left: int
-    """Segments of all batches that it can run, with those that it holds."""
+    """Segments of all batches of the project that it can run, with those that it holds."""
     rate_rows_per_second: float
     """Finished requests per second of these batches, over about the last minute."""
     created_at: int
@@ -82,8 +82,9 @@ class JobList(Answer):
     "",
     operation_id="listJobs",
     summary="List the jobs",
-    description="List the jobs that can run batches of the project of the API key, except those that are gone. What "
-    "they hold and their rates include batches of other projects, if these share the job.",
+    description="List the jobs that can run batches of the project of the API key, except those that are gone. Other "
+    "projects may share them: state, queue position and engines are those of the job, but what it holds and its rate "
+    "count the batches of the project only.",
 )
 def list_jobs(backends: BackendsDependency, access: ReadAccess) -> JobList:
     """List the jobs that can run batches of a project."""

@@ -32,8 +32,8 @@ FROM unnest(%(ids)s::text[], %(last_ids)s::bigint[]) AS seen (id, last_id)
 JOIN batches ON batches.id = seen.id
 
 -- name: jobs_of_project
--- Jobs that can run batches of a project, without those that are gone. Their segments, batches and rates include those
--- of other projects in the same sharing domain.
+-- Jobs that can run batches of a project, without those that are gone. Projects that share a job must not learn about
+-- each other's work: its segments, batches and rates are those of the project.
 SELECT jobs.id, jobs.model, accelerator, gpus, engines, jobs.created_at, launched_at, idle_since, seen_at, now() AS now,
        CASE WHEN ended_at IS NOT NULL THEN 'ending'
             WHEN launch_after IS NOT NULL THEN 'queued'
@@ -47,14 +47,15 @@ FROM jobs LEFT JOIN (SELECT id, position FROM job_queue) AS queue USING (id)
 CROSS JOIN LATERAL (
     SELECT count(*) AS segments, count(DISTINCT batch_id) AS batches,
            extract(epoch FROM now() - min(leased_at))::double precision AS lease_age_s
-    FROM segments WHERE job_id = jobs.id AND NOT is_done
+    FROM segments JOIN batches ON batches.id = batch_id
+    WHERE segments.job_id = jobs.id AND NOT is_done AND project_id = %(project_id)s
 ) AS leased
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(rows_per_s) FILTER (WHERE progress_at > now() - interval '1 min'), 0) AS rows_per_s,
            coalesce(sum(segments_left), 0)::bigint AS segments_left
     FROM batches
     WHERE batches.model = jobs.model AND batches.domain = jobs.domain AND status = 'in_progress'
-      AND segments_left > 0 AND paused_at IS NULL
+      AND segments_left > 0 AND paused_at IS NULL AND batches.project_id = %(project_id)s
 ) AS work
 WHERE gone_at IS NULL
   AND (domain = 'stack' OR domain = %(project_id)s
