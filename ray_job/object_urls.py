@@ -128,7 +128,8 @@ def _write_file(url: str, data: bytes) -> None:
         for parent in reversed((path.parent, *path.parent.parents)):
             with suppress(FileExistsError):
                 parent.mkdir(mode=0o700)
-        with temporary.open("xb") as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

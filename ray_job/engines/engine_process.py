@@ -67,7 +67,7 @@ class EngineProcess:
         self._server = 1
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(self.directory)  # vLLM leaves its sockets and rendezvous files there
-        self.directory.mkdir(exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
         with (self.directory / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *self._program],

@@ -1,16 +1,19 @@
 """Files and directories of ``cloister local``, its lock, and the checks that keep other users of the machine out.
 
-The data directory lasts. The runtime directory holds sockets, temporary files and Ray's token while the stack runs.
-Whoever reads the token can run code as this user, so nothing is written into a runtime directory that another user
-could have created or can open.
+The data directory lasts. The runtime directory holds sockets and Ray's token while the stack runs. Whoever reads the
+token can run code as this user, and whoever reads the other files reads prompts. So nothing is written into a directory
+that another user could have created or can open.
 """
 
+import contextlib
 import hashlib
 import os
 import stat
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import filelock
 import psutil
@@ -18,6 +21,10 @@ import psutil
 from service.local.errors import LocalError
 
 GUARD_WAIT_S = 60.0
+_MAX_SOCKET_PATH: Final = 107
+_LONGEST_RAY_SOCKET: Final = "session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+# vLLM names its sockets by a UUID.
+_LONGEST_TEMPORARY_SOCKET: Final = "01234567-89ab-cdef-0123-456789abcdef.sock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +35,12 @@ class Layout:
         data_dir: absolute; survives restarts and may be moved while nothing runs.
         runtime_dir: created at the start and removed at the stop. Its path is short, because the path of a Unix socket
             has at most 107 bytes.
+        temporary_dir: TMPDIR of every child, on a disk; removed at the stop too.
     """
 
     data_dir: Path
     runtime_dir: Path
+    temporary_dir: Path
 
     @property
     def local_id(self) -> str:
@@ -50,18 +59,18 @@ class Layout:
 
     @property
     def ray_dir(self) -> Path:
-        """Ray's temporary directory: sockets, spilled objects, session logs."""
+        """Ray's temporary directory: sockets and session logs."""
         return self.runtime_dir / "ray"
+
+    @property
+    def ray_spill_dir(self) -> Path:
+        """Objects of Ray that do not fit into its memory."""
+        return self.temporary_dir / "ray-spill"
 
     @property
     def ray_token(self) -> Path:
         """The token that Ray requires from every client; new at each start."""
         return self.runtime_dir / "ray-token"
-
-    @property
-    def temporary_dir(self) -> Path:
-        """TMPDIR of every child."""
-        return self.runtime_dir / "tmp"
 
     @property
     def objects(self) -> Path:
@@ -88,6 +97,11 @@ class Layout:
         """The lock file, held by the supervisor and its guard."""
         return self.data_dir / "lock"
 
+    @property
+    def place(self) -> Path:
+        """The file that names the runtime and the temporary directory while the stack runs."""
+        return self.data_dir / "runtime-dir"
+
     def log(self, child: str) -> Path:
         """Return the log of one child."""
         return self.logs / f"{child}.log"
@@ -97,25 +111,64 @@ class Layout:
         return f"postgresql://{user}@/{database}?host={self.postgres_socket_dir}"
 
 
-def layout_of(data_dir: Path, *, runtime_root: Path = Path("/tmp")) -> Layout:  # noqa: S108 - short; see make_directories
-    """Return the layout of a data directory. The same directory always has the same layout."""
+def layout_of(
+    data_dir: Path,
+    *,
+    runtime_root: Path = Path("/tmp"),  # noqa: S108 - short; see make_directories
+    environment: Mapping[str, str] = os.environ,
+) -> Layout:
+    """Return the layout of a data directory: the one that it was started with, or else that of its next start.
+
+    The runtime directory is in ``XDG_RUNTIME_DIR`` if that is private and its path is short. It is in memory, so
+    temporary files are below the data directory then. Otherwise both are in ``runtime_root``.
+
+    Args:
+        data_dir: the data directory; it may be missing.
+        runtime_root: the directory that all users share.
+        environment: the environment variables.
+    """
     absolute = data_dir.resolve()
     digest = hashlib.sha256(str(absolute).encode()).hexdigest()[:8]
-    return Layout(data_dir=absolute, runtime_dir=runtime_root / f"cloister-{digest}")
+    runtime_dir = runtime_root / f"cloister-{digest}"
+    layout = Layout(data_dir=absolute, runtime_dir=runtime_dir, temporary_dir=runtime_dir / "tmp")
+    with contextlib.suppress(OSError, ValueError):
+        started, temporary = map(Path, layout.place.read_text().splitlines())
+        if started.is_absolute() and started.name == layout.local_id:
+            return replace(layout, runtime_dir=started, temporary_dir=temporary)
+    own_root = Path(environment.get("XDG_RUNTIME_DIR", ""))
+    own = replace(layout, runtime_dir=own_root / layout.local_id, temporary_dir=absolute / "tmp")
+    with contextlib.suppress(OSError):
+        is_short = (
+            len(str(own.ray_dir / _LONGEST_RAY_SOCKET)) <= _MAX_SOCKET_PATH
+            and len(str(own.temporary_dir / _LONGEST_TEMPORARY_SOCKET)) <= _MAX_SOCKET_PATH
+        )
+        if own_root.is_absolute() and is_short and not runtime_dir_problem(own_root):
+            return own
+    return layout
+
+
+def make_data_directory(layout: Layout) -> None:
+    """Create the data directory, and close it to other users.
+
+    Raises:
+        LocalError: it belongs to another user, or is not a directory.
+    """
+    layout.data_dir.parent.mkdir(parents=True, exist_ok=True)
+    _make_private(layout.data_dir, flags=os.O_NOFOLLOW)
 
 
 def make_directories(layout: Layout) -> None:
-    """Create the directories, readable by this account only.
+    """Create the directories, readable by this account only, and record where they are.
 
     The name of the runtime directory can be guessed, and every user can create it in /tmp first. A directory that this
     account does not own, or that others can enter, is therefore refused.
 
     Raises:
-        LocalError: the runtime directory is not safe to use.
+        LocalError: a directory is not safe to use.
     """
-    for directory in (layout.data_dir, layout.objects, layout.logs):
-        directory.mkdir(parents=True, exist_ok=True)
-    layout.data_dir.chmod(0o700)
+    make_data_directory(layout)
+    for directory in (layout.objects, layout.logs):
+        _make_private(directory)
     root = layout.runtime_dir.parent
     if (mode := root.stat().st_mode) & 0o022 and not mode & stat.S_ISVTX:
         raise LocalError(
@@ -130,8 +183,35 @@ def make_directories(layout: Layout) -> None:
                 f"the runtime directory {layout.runtime_dir} {problem}, so `cloister local` does not use it. "
                 "Remove it, or choose another --data-dir"
             ) from None
-    for directory in (layout.temporary_dir, layout.ray_dir):
+    for directory in (layout.temporary_dir, layout.ray_dir, layout.ray_spill_dir):
         directory.mkdir(mode=0o700, exist_ok=True)
+    write_private_file(layout.place, f"{layout.runtime_dir}\n{layout.temporary_dir}\n")
+
+
+def _make_private(directory: Path, *, flags: int = 0) -> None:
+    """Create a directory if it is missing, and close it to other users.
+
+    Raises:
+        LocalError: it belongs to another user, or is not a directory.
+    """
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | flags)
+    except OSError:
+        problem = "is not a directory that this account can read"
+    else:
+        try:
+            owner = os.fstat(descriptor).st_uid
+            problem = "" if owner == os.geteuid() else f"belongs to user {owner}"
+            if not problem:
+                os.fchmod(descriptor, 0o700)
+        finally:
+            os.close(descriptor)
+    if problem:
+        raise LocalError(
+            f"the directory {directory} {problem}, so `cloister local` does not use it. Choose another --data-dir"
+        )
 
 
 def runtime_dir_problem(directory: Path) -> str:

@@ -164,4 +164,7 @@ def end_everything(layout: Layout) -> int:
             break
         shutil.rmtree(layout.runtime_dir, ignore_errors=True)
         time.sleep(0 if not layout.runtime_dir.exists() else 0.1)
+    if layout.temporary_dir.parent == layout.data_dir:
+        shutil.rmtree(layout.temporary_dir, ignore_errors=True)
+    layout.place.unlink(missing_ok=True)
     return count

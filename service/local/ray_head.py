@@ -50,6 +50,7 @@ def command(layout: Layout, *, dashboard_port: int) -> list[str]:
         "node-ip-address": "127.0.0.1",
         "port": "0",
         "temp-dir": str(layout.ray_dir),
+        "object-spilling-directory": str(layout.ray_spill_dir),
         "include-dashboard": "true",
         "dashboard-host": "127.0.0.1",
         "dashboard-port": str(dashboard_port),

@@ -21,7 +21,7 @@ from service.db import open_pool
 from service.local import postgres, ray_head
 from service.local.client_env import FIRST_STEPS, Client, read_client_env, write_client_env
 from service.local.errors import LocalError
-from service.local.layout import Layout, layout_of, make_directories, take_lock, write_private_file
+from service.local.layout import Layout, layout_of, make_data_directory, make_directories, take_lock, write_private_file
 from service.local.models import (
     ModelOptions,
     catalogue,
@@ -106,8 +106,9 @@ class Plan:
         def remove_leftovers() -> None:
             # After the death of its head, a Ray leaves engines that hold memory, and spilled objects of its session.
             kill_child(self.layout.local_id, "ray")
-            shutil.rmtree(self.layout.ray_dir, ignore_errors=True)
-            self.layout.ray_dir.mkdir(mode=0o700, exist_ok=True)
+            for directory in (self.layout.ray_dir, self.layout.ray_spill_dir):
+                shutil.rmtree(directory, ignore_errors=True)
+                directory.mkdir(mode=0o700, exist_ok=True)
 
         command = ray_head.command(self.layout, dashboard_port=self.ray_port)
         return self.child("ray", command, before_restart=remove_leftovers)
@@ -244,7 +245,7 @@ def run_local(*, port: int, data_dir: Path, options: ModelOptions, report: Calla
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stopping.set())
     layout = layout_of(data_dir)
-    layout.data_dir.mkdir(parents=True, exist_ok=True)
+    make_data_directory(layout)
     lock = take_lock(layout.lock)
     if leftovers := end_everything(layout):
         report(f"ended {leftovers} processes of an earlier run")
@@ -254,6 +255,8 @@ def run_local(*, port: int, data_dir: Path, options: ModelOptions, report: Calla
             opened.bind(("127.0.0.1", port))
         except OSError as error:
             raise LocalError(f"port {port} cannot be used ({error.strerror}): choose another with --port") from error
+    # The directories of an earlier run are gone.
+    layout = layout_of(data_dir)
     make_directories(layout)
     supervisor = Supervisor(report)
     supervisor.start(guard_child(layout, lock))

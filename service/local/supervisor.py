@@ -1,12 +1,13 @@
 """Starts child processes and restarts those that die, with a backoff."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Self
+from typing import Final, Self
 
 from service.local.errors import LocalError
 
@@ -17,6 +18,8 @@ POLL_S = 0.2
 LOG_LIMIT_BYTES = 20_000_000
 LOG_TAIL_LINES = 15
 REAP_TIMEOUT_S = 10.0
+# Children write prompts: uploads, plans, parts, spilled objects.
+_UMASK: Final = 0o077
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +161,8 @@ def _spawn(child: Child) -> subprocess.Popen[bytes]:
     """
     if child.log.exists() and child.log.stat().st_size > LOG_LIMIT_BYTES:
         child.log.replace(child.log.with_suffix(".log.1"))
-    with child.log.open("ab") as log:
+    descriptor = os.open(child.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "ab") as log:
         return subprocess.Popen(
             list(child.command),
             env=dict(child.environment),
@@ -167,4 +171,5 @@ def _spawn(child: Child) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=child.pass_fds,
+            umask=_UMASK,
         )

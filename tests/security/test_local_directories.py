@@ -1,5 +1,6 @@
 """Another user of the machine can neither prepare the directories of ``cloister local`` nor read what is in them."""
 
+import asyncio
 import os
 import shutil
 import stat
@@ -9,13 +10,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from ray_job.object_urls import put_object
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.local.errors import LocalError
 from service.local.layout import Layout, layout_of, make_directories, write_private_file
 from service.local.processes import child_environment, end_everything
-from service.local.ray_head import command, make_token
+from service.local.ray_head import command, free_ports, make_token
 from service.local.supervisor import Child, Supervisor
 
 NOBODY = 65534
@@ -47,7 +50,8 @@ def as_nobody(script: str) -> subprocess.CompletedProcess[bytes]:
 
 def start(layout: Layout) -> subprocess.CompletedProcess[str]:
     """Start ``cloister local``, which must refuse at once."""
-    program = [sys.executable, "-m", "service.cli", "local", f"--data-dir={layout.data_dir}", "--port=0"]
+    (port,) = free_ports(1)
+    program = [sys.executable, "-m", "service.cli", "local", f"--data-dir={layout.data_dir}", f"--port={port}"]
     environment = {name: value for name, value in os.environ.items() if name != "XDG_RUNTIME_DIR"}
     return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
@@ -115,6 +119,19 @@ def write_content(layout: Layout) -> None:
         Child(name="api", command=[sys.executable, "-c", spooling], environment=environment, log=layout.log("api"))
     )
     supervisor.reap()
+
+
+def test_part_that_a_job_writes_is_private_whatever_the_umask_is(place: Path) -> None:
+    async def write() -> None:
+        async with aiohttp.ClientSession() as session:
+            await put_object(session, (place / "1.part").as_uri(), SECRET)
+
+    umask = os.umask(0)
+    try:
+        asyncio.run(write())
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((place / "1.part").stat().st_mode) == 0o600
 
 
 def test_all_files_are_private_whatever_the_umask_is(layout: Layout) -> None:
