@@ -2,8 +2,44 @@
 
 import logging
 import sys
+import traceback
 
+import psycopg
 import structlog
+
+from ray_job.contract.parts import PartError
+from ray_job.contract.plans import PlanError
+from service.errors import CloisterError
+
+_MAX_CAUSES = 10
+# Their messages quote no content.
+_SAFE_ERRORS = (CloisterError, OSError, PartError, PlanError, psycopg.OperationalError)
+
+
+def error_text(error: BaseException) -> str:
+    """Return what may be logged about an error: its message if that quotes no content for sure, else its type."""
+    return str(error).strip() if isinstance(error, _SAFE_ERRORS) else type(error).__name__
+
+
+def describe_exception(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Replace the exception of an event by the types of it and its causes, and the places of its traceback.
+
+    Their messages may quote content.
+    """
+    given = event.pop("exc_info", None)
+    error = given if isinstance(given, BaseException) else given[1] if isinstance(given, tuple) else sys.exc_info()[1]
+    if not given or error is None:
+        return event
+    types: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(types) < _MAX_CAUSES:
+        types.append(type(cause).__qualname__)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    event["exception"] = types
+    event["frames"] = [
+        f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    return event
 
 
 def configure_logging(level: str) -> None:
@@ -16,6 +52,8 @@ def configure_logging(level: str) -> None:
     def drop_colour(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         # uvicorn adds a coloured copy of the message for terminals.
         event.pop("color_message", None)
+        if event.get("logger") == "asyncio":  # its further lines show the error of a task
+            event["event"] = str(event["event"]).partition("\n")[0]
         return event
 
     shared: list[structlog.typing.Processor] = [
@@ -39,7 +77,7 @@ def configure_logging(level: str) -> None:
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder(), drop_colour],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.format_exc_info,
+                describe_exception,
                 structlog.processors.JSONRenderer(),
             ],
         )

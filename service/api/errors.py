@@ -16,7 +16,6 @@ from service.errors import ApiError, InvalidRequestError, ObjectStoreError, Unav
 
 _log = structlog.get_logger(__name__)
 
-_MAX_QUOTED_CHARACTERS: Final = 100
 _NOT_FOUND: Final = 404
 _METHOD_NOT_ALLOWED: Final = 405
 
@@ -24,7 +23,7 @@ _METHOD_NOT_ALLOWED: Final = 405
 _CODES: Final[dict[str, tuple[str, str]]] = {
     "missing": ("missing_required_parameter", "Missing required parameter: '{param}'."),
     "extra_forbidden": ("unknown_parameter", "Unknown parameter: '{param}'."),
-    "literal_error": ("invalid_value", "Invalid value for '{param}': {quoted}. Supported values are: {expected}."),
+    "literal_error": ("invalid_value", "Invalid value for '{param}'. Supported values are: {expected}."),
     "literal_type": ("invalid_type", "Invalid type for '{param}': expected one of {expected}, but got {kind} instead."),
     "string_too_short": (
         "empty_string",
@@ -40,7 +39,7 @@ _CODES: Final[dict[str, tuple[str, str]]] = {
     "key_too_long": (
         "property_name_above_max_length",
         (
-            "Invalid property name in '{parent}': {quoted} is too long. Expected a string with maximum length "
+            "Invalid property name in '{parent}': it is too long. Expected a string with maximum length "
             "{max_length}, but got a string with length {length} instead."
         ),
     ),
@@ -53,11 +52,11 @@ _CODES: Final[dict[str, tuple[str, str]]] = {
     ),
     "greater_than_equal": (
         "integer_below_min_value",
-        "Invalid '{param}': integer below minimum value. Expected a value >= {ge}, but got {plain} instead.",
+        "Invalid '{param}': integer below minimum value. Expected a value >= {ge}.",
     ),
     "less_than_equal": (
         "integer_above_max_value",
-        "Invalid '{param}': integer above maximum value. Expected a value <= {le}, but got {plain} instead.",
+        "Invalid '{param}': integer above maximum value. Expected a value <= {le}.",
     ),
 }
 _EXPECTED_TYPES: Final = {"string": "a string", "int": "an integer", "dict": "an object", "model": "an object"}
@@ -72,7 +71,10 @@ _JSON_TYPES: Final[Sequence[tuple[type, str]]] = (
 
 
 def invalid_request(problem: Mapping[str, Any]) -> InvalidRequestError:
-    """Translate a problem that pydantic found (an item of ``ValidationError.errors()``) into OpenAI's words."""
+    """Translate a problem that pydantic found (an item of ``ValidationError.errors()``) into OpenAI's words.
+
+    OpenAI also quotes the value. It can be a prompt, and clients log errors, so here it is left out.
+    """
     value, location, kind = problem.get("input"), [str(step) for step in problem["loc"]], str(problem["type"])
     # pydantic reports a property's name, as opposed to its value, with the location (field, name, "[key]").
     is_name = len(location) > 2 and location[-1] == "[key]"  # noqa: PLR2004 - a property may itself be called [key]
@@ -96,8 +98,6 @@ def invalid_request(problem: Mapping[str, Any]) -> InvalidRequestError:
         message = text.format(
             param=param,
             parent=".".join(location[:-1]),
-            quoted=repr(value)[:_MAX_QUOTED_CHARACTERS],
-            plain=str(value)[:_MAX_QUOTED_CHARACTERS],
             kind=given,
             length=len(value) if isinstance(value, Sized) else None,
             **problem.get("ctx", {}),

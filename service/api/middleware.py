@@ -1,5 +1,6 @@
 """ASGI middleware, the outermost layer: request id, log, metrics and the limit of request bodies."""
 
+import re
 import secrets
 import time
 import traceback
@@ -24,6 +25,8 @@ _UPLOAD: Final = ("POST", "/v1/files")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 _DURATION_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+# The ids that the service gives to files, batches and webhook endpoints.
+_OWN_ID: Final = re.compile(r"[a-z]+[-_][0-9a-f]{24,32}")
 _QUIET_ROUTES: Final = {"/healthz", "/readyz", "/metrics"}
 # nginx's status for a request whose client disconnected; it appears only in the log and in metrics.
 _CLIENT_CLOSED_REQUEST: Final = 499
@@ -126,14 +129,15 @@ class RequestMiddleware:
         self._durations.labels(method_label, route_label).observe(duration_s)
         self._bytes_in.labels(route_label).inc(exchange.bytes_in)
         self._bytes_out.labels(route_label).inc(exchange.bytes_out)
+        is_own = route and all(_OWN_ID.fullmatch(str(value)) for value in scope.get("path_params", {}).values())
         state = scope.get("state", {})
         log = _log.debug if route in _QUIET_ROUTES else _log.info
         log(
             "request",
             method=scope["method"],
             route=route,
-            # A path without a route can hold anything, even a key.
-            path=scope["path"] if route else None,
+            # Another path can hold anything, even a key or a prompt.
+            path=scope["path"] if is_own else None,
             status=status,
             duration_ms=round(duration_s * 1000, 1),
             bytes_in=exchange.bytes_in,

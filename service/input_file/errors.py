@@ -1,19 +1,17 @@
 """Errors of an input file, and the list of them that a batch keeps.
 
-Messages are stored in Postgres and shown to clients, so they never quote the content of a request: they give its
-place, type and length. The exceptions are identifiers (custom_id, method, url, model), cut to 100 characters.
+Messages are stored in Postgres and shown to clients, so they never quote a value of a request, not even a custom_id:
+they give its place, type and length.
 """
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 MAX_LISTED_ERRORS: Final = 1_000
-MAX_QUOTED_CHARACTERS: Final = 100
+_MAX_PARAM_CHARACTERS: Final = 100
 _MAX_MESSAGE_CHARACTERS: Final = 1_000
-_IDENTIFIER: Final = re.compile(rf"[!-~]{{1,{MAX_QUOTED_CHARACTERS}}}")
 # Postgres rejects NUL in text, and terminals interpret some of the other control characters.
 _ESCAPED: Final = {code: f"\\u{code:04x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
 
@@ -43,7 +41,7 @@ class ErrorList:
             kept = self._of_file if error.line is None else self._of_lines
             if len(kept) < MAX_LISTED_ERRORS:
                 message = cut(error.message, _MAX_MESSAGE_CHARACTERS).translate(_ESCAPED)
-                param = error.param and cut(error.param, MAX_QUOTED_CHARACTERS).translate(_ESCAPED)
+                param = error.param and cut(error.param, _MAX_PARAM_CHARACTERS).translate(_ESCAPED)
                 kept.append(dataclasses.replace(error, message=message, param=param))
 
     def listed(self) -> tuple[InputError, ...]:
@@ -87,8 +85,3 @@ def described(value: Any) -> str:
             return "an array"
         case _:
             return "an object"
-
-
-def identified(value: Any) -> str:
-    """Quote a value that looks like a short identifier; describe any other in parentheses."""
-    return f"'{value}'" if isinstance(value, str) and _IDENTIFIER.fullmatch(value) else f"({described(value)})"

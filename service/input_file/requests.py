@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ray_job.contract.engine_support import unsupported_fields
-from service.input_file.errors import (
-    MAX_QUOTED_CHARACTERS,
-    InputError,
-    cut,
-    identified,
-    missing,
-    wrong_type,
-)
+from service.input_file.errors import InputError, missing, wrong_type
 from service.model_catalogue import CatalogueModel, ModelLimits
 
 MAX_CUSTOM_ID_CHARACTERS: Final = 512
@@ -23,7 +16,8 @@ MAX_CUSTOM_ID_CHARACTERS: Final = 512
 MAX_KEPT_CHARACTERS: Final = 64
 _MAX_MODEL_CHARACTERS: Final = 256
 _MAX_UNKNOWN_MODELS: Final = 100
-_FIELD_PATH: Final = re.compile(r"[\w.\[\]-]{1,80}")
+# The names of fields that an engine may know. A text without spaces, in Chinese for example, is none.
+_FIELD_PATH: Final = re.compile(r"[a-z0-9_.\[\]]{1,60}")
 # A request needs one of these fields: the first, or another that engines accept in its place.
 INPUT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "/v1/chat/completions": ("messages",),
@@ -117,22 +111,20 @@ def request_errors(
         message = "The custom_id holds a NUL character. Remove it."
         yield InputError(message=message, param="custom_id", line=number)
     elif not context.add_custom_id(custom_id):
-        message = f"The custom_id '{cut(custom_id, MAX_QUOTED_CHARACTERS)}' also appears on an earlier line."
-        yield InputError(
-            code="duplicate_custom_id", message=f"{message} Each must be unique.", param="custom_id", line=number
-        )
+        message = "The custom_id also appears on an earlier line. Each must be unique."
+        yield InputError(code="duplicate_custom_id", message=message, param="custom_id", line=number)
     if method is None:
         yield missing("method", number, "It must be 'POST'.")
     elif method != "POST":
         capitals = ", in capitals" if isinstance(method, str) and method.upper() == "POST" else ""
-        message = f"The method {identified(method)} is not supported. It must be 'POST'{capitals}."
+        message = f"The method is not supported. It must be 'POST'{capitals}."
         yield InputError(code="invalid_method", message=message, param="method", line=number)
     if url is None:
         yield missing("url", number, f"It must be '{context.endpoint}'.")
     elif url != context.endpoint:
         path_only = isinstance(url, str) and url.rstrip("/").endswith(context.endpoint)
         hint = ", the path alone, without a host or a trailing slash" if path_only else ""
-        message = f"The url {identified(url)} is not the batch's endpoint. It must be '{context.endpoint}'{hint}."
+        message = f"The url is not the batch's endpoint. It must be '{context.endpoint}'{hint}."
         yield InputError(code="invalid_url", message=message, param="url", line=number)
     if body is None:
         yield missing("body", number)
@@ -192,7 +184,7 @@ def _body_errors(context: LineContext, body: Mapping[str, Any], number: int, siz
         yield wrong_type("body.model", "a string that is not empty", name, number)
         return
     if context.models is not None and name not in context.models:
-        message = f"The model {identified(name)} does not exist. {context.model_hint(name)}"
+        message = f"The model does not exist. {context.model_hint(name)}"
         yield InputError(code="model_not_found", message=message, param="body.model", line=number)
         return
     if context.model_id is None:
@@ -200,8 +192,7 @@ def _body_errors(context: LineContext, body: Mapping[str, Any], number: int, siz
     elif context.model_id != name:
         yield InputError(
             code="model_mismatch",
-            message=f"This line names the model {identified(name)}, earlier ones {identified(context.model_id)}. A "
-            "batch has one model: create a batch for each.",
+            message="This line names another model than earlier ones. A batch has one model: create a batch for each.",
             param="body.model",
             line=number,
         )

@@ -20,6 +20,7 @@ import structlog
 
 from service.db import CONNECTION_LIMITS, Pool, query
 from service.errors import LauncherError, ObjectStoreError
+from service.logging import error_text
 from service.reconciler.backends import Backends
 from service.reconciler.jobs import PASS_LIMIT, advance_job, create_jobs, jobs_to_advance
 from service.reconciler.retention import keep_sweeping
@@ -231,7 +232,7 @@ class Workers:
             log(
                 f"{kind}.step_failed",
                 **{f"{kind}_id": key},
-                error=str(error),
+                error=error_text(error),
                 failures=failures,
                 retry_in_s=self._pause_s(failures),
             )

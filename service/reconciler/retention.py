@@ -16,6 +16,7 @@ import structlog
 from ray_job.contract.object_keys import batch_prefix, file_key
 from service.db import query
 from service.errors import ObjectStoreError
+from service.logging import error_text
 from service.reconciler.backends import Backends
 
 logger = structlog.get_logger(__name__)
@@ -33,7 +34,7 @@ def keep_sweeping(backends: Backends, over: Event) -> None:
             sweep(backends, over)
         except Exception as error:  # noqa: BLE001 - the shell of a thread: the next sweep retries
             is_transient = isinstance(error, psycopg.OperationalError)
-            (logger.warning if is_transient else logger.exception)("retention.sweep_failed", error=str(error))
+            (logger.warning if is_transient else logger.exception)("retention.sweep_failed", error=error_text(error))
         over.wait(SWEEP_INTERVAL_S)
 
 

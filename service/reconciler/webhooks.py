@@ -19,6 +19,7 @@ import structlog
 from psycopg.rows import class_row
 
 from service.db import query
+from service.logging import error_text
 from service.reconciler.backends import Backends
 from service.webhooks import Delivery, WebhookUrlError, check_address, check_url, next_try, sign_message
 
@@ -45,7 +46,7 @@ def keep_delivering(backends: Backends, over: Event) -> None:
         except Exception as error:  # noqa: BLE001 - the shell of a thread: due again when the lease ends
             is_transient = isinstance(error, psycopg.OperationalError)
             log = logger.warning if is_transient else logger.exception
-            log("webhook.not_recorded", event_id=delivery.event_id, error=str(error))
+            log("webhook.not_recorded", event_id=delivery.event_id, error=error_text(error))
 
     with ThreadPoolExecutor(max_workers=_SENDERS, thread_name_prefix="webhook") as executor:
         while not over.is_set():
@@ -61,7 +62,7 @@ def keep_delivering(backends: Backends, over: Event) -> None:
                         claimed = cursor.execute(query("claim_deliveries"), values).fetchall()
                 except Exception as error:  # noqa: BLE001 - the shell of a thread: retried after a pause
                     log = logger.warning if isinstance(error, psycopg.OperationalError) else logger.exception
-                    log("webhook.claim_failed", error=str(error).strip())
+                    log("webhook.claim_failed", error=error_text(error))
                     over.wait(_PAUSE_S)
                     continue
             for delivery in claimed:

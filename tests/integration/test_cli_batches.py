@@ -261,7 +261,7 @@ def test_status_shows_why_a_batch_failed(cloister: Command, stack: Stack) -> Non
     from service.reconciler.steps import advance
 
     advance(stack.backends, batch_id)
-    assert "1\tmodel_not_found\tbody.model\tThe model 'dem' does not exist. Did you mean 'demo'?" in (
+    assert "1\tmodel_not_found\tbody.model\tThe model does not exist. Did you mean 'demo'?" in (
         cloister("status", batch_id).out
     )
 

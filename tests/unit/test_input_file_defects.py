@@ -82,9 +82,9 @@ def test_line_that_is_not_a_json_object_has_a_reason(line: bytes, message: str) 
         (changed(custom_id="x" * 513), "invalid_request", "has 513 characters; at most 512"),
         (changed(custom_id="a\0b"), "invalid_request", "custom_id holds a NUL character"),
         (changed(custom_id=["a"]), "invalid_request", "expected a string that is not empty, but got an array"),
-        (changed(method="post"), "invalid_method", "'post' is not supported. It must be 'POST', in capitals"),
-        (changed(method="PUT"), "invalid_method", "The method 'PUT' is not supported. It must be 'POST'."),
-        (changed(method={"a": 1}), "invalid_method", "(an object)"),
+        (changed(method="post"), "invalid_method", "The method is not supported. It must be 'POST', in capitals"),
+        (changed(method="PUT"), "invalid_method", "The method is not supported. It must be 'POST'."),
+        (changed(method={"a": 1}), "invalid_method", "It must be 'POST'."),
         (changed(url=f"{CHAT}/"), "invalid_url", "the path alone"),
         (changed(url=f"https://api.openai.com{CHAT}"), "invalid_url", "the path alone"),
         (changed(url="/v1/embeddings"), "invalid_url", f"It must be '{CHAT}'."),
@@ -94,14 +94,14 @@ def test_line_that_is_not_a_json_object_has_a_reason(line: bytes, message: str) 
         (
             changed(body=GOOD["body"] | {"model": "no\0pe"}),
             "model_not_found",
-            "The model (a string of 5 characters) does not exist",
+            "The model does not exist. Available models:",
         ),
         (
             changed(body=GOOD["body"] | {"model": "x" * 1_000_000}),
             "model_not_found",
-            "(a string of 1,000,000 characters) does not exist",
+            "The model does not exist. Available models:",
         ),
-        (changed(method=json.loads(nested(400))), "invalid_method", "(an array)"),
+        (changed(method=json.loads(nested(400))), "invalid_method", "It must be 'POST'."),
         (changed(other=json.loads(nested(501))), "invalid_request", "more than 500 levels"),
         (changed(body=GOOD["body"] | {"x": json.loads(nested(600))}), "invalid_request", "more than 500 levels"),
     ],
@@ -250,8 +250,7 @@ def test_missing_field_has_a_message_with_and_without_a_hint() -> None:
     assert only_error(changed(method=None)).message == "Missing required parameter: 'method'. It must be 'POST'."
 
 
-@pytest.mark.parametrize(("length", "quoted"), [(100, "x" * 100), (101, "x" * 100 + "…")])
-def test_quoted_custom_id_is_cut_to_100_characters(length: int, quoted: str) -> None:
-    line = changed(custom_id="x" * length)
+def test_repeated_custom_id_is_not_quoted() -> None:
+    line = changed(custom_id="patient-4711")
     (error,) = read(line + b"\n" + line).errors
-    assert error.message == f"The custom_id '{quoted}' also appears on an earlier line. Each must be unique."
+    assert error.message == "The custom_id also appears on an earlier line. Each must be unique."
