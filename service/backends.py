@@ -25,7 +25,7 @@ class Backends:
         store: the object store.
         catalogue: the models that the stack serves.
         catalogue_changed_at: aware UTC time of the last change to the catalogue.
-        retention_s: seconds for which files without an expiry, and ended batches, are kept. A project can set another.
+        retention_s: the most seconds for which files and ended batches are kept. A project can set another.
         workspace: the disk for uploads and partial results, and for plans and results of batches.
         max_transfers_per_key: large uploads and partial results that a key may have at a time in this process.
     """

@@ -119,7 +119,9 @@ def list_projects(pool: Pool) -> list[ProjectReport]:
 
 
 def set_project(pool: Pool, project: Project, changes: dict[str, int | None]) -> None:
-    """Change limits or the retention of a project. What is already enqueued or stored stays.
+    """Change limits or the retention of a project.
+
+    What is already enqueued or stored stays, but a lower retention also applies to the files that exist.
 
     Args:
         pool: the database.

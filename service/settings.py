@@ -118,7 +118,7 @@ class Settings(BaseSettings):
 
     # Storage.
     retention_days: int = Field(30, ge=1, le=3_650, validation_alias="CLOISTER_RETENTION_DAYS")
-    """Days for which files without an expiry, and ended batches, are kept. A project can set another time."""
+    """The most days for which files and ended batches are kept. A project can set another time."""
     workspace_gib: int = Field(0, ge=0, le=100_000, validation_alias="CLOISTER_WORKSPACE_GIB")
     """Disk below TMPDIR of each process, in GiB: for uploads and partial results in the API, and for batches that are
     planned or assembled at the same time in the reconciler; 0 for all of the disk."""

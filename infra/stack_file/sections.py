@@ -269,7 +269,7 @@ class StackFile(Section):
         default=True,
     )
     retention_days: Annotated[int, Field(ge=1, le=3650)] = key(
-        "how long files without an expiry and finished batches are kept", 90, default=30, unit="days"
+        "how long files and finished batches are kept at most", 90, default=30, unit="days"
     )
     workspace_gib: Count = key(
         "disk of each pod of API and reconciler, for uploads and for the results of batches that are being assembled",

@@ -77,7 +77,7 @@ class BatchRequest(BaseModel):
     metadata: Annotated[dict[MetadataKey, MetadataValue] | None, Field(max_length=16)] = None
     """At most 16 pairs; keys of at most 64 characters, values of at most 512."""
     output_expires_after: ExpiresAfter | None = None
-    """When its output and error files expire; by default after 30 days or the project's retention."""
+    """When its output and error files expire: at the latest, and by default, after the project's retention."""
     x_cloister: BatchOptions | None = None
     """What cloister adds to OpenAI's request."""
 

@@ -53,7 +53,7 @@ MaxTokens = Annotated[
 MaxBytes = Annotated[str | None, typer.Option(metavar="N", help="Limit for the bytes of all files, including results.")]
 RetentionDays = Annotated[
     str | None,
-    typer.Option(metavar="DAYS", help="Number of days to keep ended batches, and files without an expiry date."),
+    typer.Option(metavar="DAYS", help="The most days to keep files and ended batches."),
 ]
 
 

@@ -41,9 +41,13 @@ def keep_sweeping(backends: Backends, over: Event) -> None:
 def sweep(backends: Backends, over: Event) -> None:
     """Delete everything that is past its retention. A file that the store fails to delete waits for the next sweep.
 
+    A retention that was lowered also applies to the files that exist.
+
     Raises:
         psycopg.OperationalError: Postgres cannot be reached; the next sweep deletes the rest.
     """
+    with backends.pool.connection() as connection:
+        connection.execute(query("shorten_expiries"), {"retention_s": backends.retention_s})
     failed: list[str] = []
     while not over.is_set():
         with backends.pool.connection() as connection:

@@ -69,7 +69,7 @@ def test_file_of_many_megabytes_is_returned_unchanged(client: openai.OpenAI) -> 
         ("user_data", None, 7, 7),
         ("user_data", None, 60, 60),
         ("user_data", 2, 60, 2),
-        ("batch", 20, 7, 20),
+        ("batch", 20, 7, 7),
     ],
 )
 def test_file_is_kept_for_its_own_expiry_or_the_retention(

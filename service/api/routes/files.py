@@ -110,7 +110,8 @@ def find_file(backends: Backends, project: Project, file_id: str) -> FileRow:
 def create_file(backends: BackendsDependency, access: SubmitAccess, upload: UploadDependency) -> FileObject:
     """Store an upload: the object first, then its row, so that every listed file can be read.
 
-    The client chooses how long the file is kept. By default it is the retention, for a batch file at most 30 days.
+    The client chooses how long the file is kept, at most the retention. By default it is the retention, for a batch
+    file at most 30 days.
 
     Raises:
         QuotaError: the project's limit leaves no room for the file.
@@ -137,7 +138,9 @@ def create_file(backends: BackendsDependency, access: SubmitAccess, upload: Uplo
             if refusal := upload_refusal(settings, settings.stored_bytes or 0, stored.size_bytes):
                 raise refusal
             kept_s = settings.retention_s or backends.retention_s
-            if upload.purpose == "batch":
+            if upload.expires_after_s:
+                kept_s = min(kept_s, upload.expires_after_s)
+            elif upload.purpose == "batch":
                 kept_s = min(kept_s, _BATCH_FILE_EXPIRES_AFTER_S)
             parameters = {
                 "id": file_id,
@@ -148,7 +151,7 @@ def create_file(backends: BackendsDependency, access: SubmitAccess, upload: Uplo
                 "size_bytes": stored.size_bytes,
                 "sha256": stored.sha256,
                 "line_count": line_count,
-                "expires_after_s": upload.expires_after_s or kept_s,
+                "expires_after_s": kept_s,
             }
             row = fetch_one(connection, FileRow, "insert_file", parameters)
     except (psycopg.Error, QuotaError):

@@ -52,8 +52,8 @@ UPLOAD_BODY: Final = {
                         "type": "integer",
                         "minimum": MIN_EXPIRY_S,
                         "maximum": MAX_EXPIRY_S,
-                        "description": "Seconds until the file is deleted. By default a batch file is kept for 30 days "
-                        "or the project's retention, whichever is shorter.",
+                        "description": "Seconds until the file is deleted, at most the project's retention. By default "
+                        "a batch file is kept for 30 days or the retention, whichever is shorter.",
                     },
                 },
                 "dependentRequired": {

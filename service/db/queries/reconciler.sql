@@ -163,7 +163,7 @@ WHERE model_key = %(model_key)s AND id < (
 -- name: insert_batch_file
 INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, created_at, expires_at)
 SELECT %(id)s, id, 'batch_output', %(filename)s, %(size_bytes)s, %(sha256)s, %(now)s,
-       %(now)s + make_interval(secs => coalesce(%(expires_after_s)s, retention_s, %(retention_s)s))
+       %(now)s + make_interval(secs => least(%(expires_after_s)s, coalesce(retention_s, %(retention_s)s)))
 FROM projects WHERE id = %(project_id)s
 
 -- name: record_parts_deleted

@@ -1,5 +1,13 @@
 -- Deletion by age. The files of a batch stay until it ends.
 
+-- name: shorten_expiries
+-- Files whose project, or the stack, was given a lower retention after they were stored.
+UPDATE files
+SET expires_at = files.created_at + make_interval(secs => coalesce(retention_s, %(retention_s)s))
+FROM projects
+WHERE projects.id = project_id
+  AND expires_at > files.created_at + make_interval(secs => coalesce(retention_s, %(retention_s)s))
+
 -- name: files_to_remove
 SELECT id FROM files
 WHERE least(deleted_at, expires_at) <= now()
