@@ -65,6 +65,7 @@ class EngineProcess:
 
     def _start(self) -> None:
         self._server = 1
+        self._log_start = 0
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["TMPDIR"] = str(self.directory)  # vLLM leaves its sockets and rendezvous files there
         self.directory.mkdir(mode=0o700, exist_ok=True)
@@ -106,14 +107,16 @@ class EngineProcess:
         """Wait until the engine answers.
 
         Raises:
-            EngineUnavailableError: the process exited first. The message holds the last lines of its log and ends with
-                the error of the engine core.
+            EngineUnavailableError: the process exited first. The message holds the last lines of its log since this
+                start, and ends with the error of the engine core.
         """
         while not self._file(SOCKET).exists():
             if not self.alive():
                 exit_file = self._file(EXIT_FILE)
                 code = exit_file.read_text() if exit_file.exists() else self._process.returncode
-                log = (self.directory / "log").read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").splitlines()
+                # Lines of an earlier server may quote the requests that it ran.
+                lines = (self.directory / "log").read_bytes()[self._log_start :][-LOG_TAIL_BYTES:]
+                log = lines.decode(errors="replace").splitlines()
                 last_lines = "\n".join(log[-LOG_TAIL_LINES:])
                 # The core is a separate process. The last lines of vLLM's log report only that it failed.
                 core_errors = [line for line in log if line.startswith("(EngineCore") and " ERROR " in line]
@@ -174,6 +177,8 @@ class EngineProcess:
         """
         await self._close_sessions()
         self._server += 1
+        with contextlib.suppress(FileNotFoundError):  # the parent of the server removes it at its end
+            self._log_start = (self.directory / "log").stat().st_size
         try:
             self._input.write(b"r")
         except BrokenPipeError:  # the parent of the server has died too
