@@ -82,14 +82,12 @@ class WrongKeys:
                 self._counts.popitem(last=False)
 
     def _valid_digests(self) -> frozenset[bytes]:
-        # One thread reads them; the others use the last ones meanwhile.
-        if self._clock() >= self._digests_due and self._reading.acquire(blocking=False):
-            try:
+        # One thread reads them; the others wait for it, or they would refuse valid keys.
+        with self._reading:
+            if self._clock() >= self._digests_due:
                 self._digests = digests_of_valid_keys(self._pool)
                 self._digests_due = self._clock() + _DIGESTS_VALID_S
-            finally:
-                self._reading.release()
-        return self._digests
+            return self._digests
 
 
 def _network(address: str) -> str:

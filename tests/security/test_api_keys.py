@@ -10,6 +10,7 @@ import pytest
 
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import create_app
+from service.api.wrong_keys import WrongKeys
 from service.api_keys import Scope, create_api_key, list_api_keys, revoke_api_key
 from service.backends import Backends
 from service.db import Pool
@@ -62,6 +63,30 @@ def test_revoked_key_is_refused_at_once_by_an_api_that_limits_guesses(
 def test_forwarded_addresses_do_not_hide_guesses(url: str) -> None:
     answers = [status(url, f"sk-{number}", **{"x-forwarded-for": f"10.0.0.{number}"}) for number in range(25)]
     assert answers[-1].status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("address", "is_refused"),
+    [("2001:db8::1", True), ("2001:db8::ffff", True), ("2001:db8:0:1::1", False), ("203.0.113.9", False)],
+)
+def test_guesses_of_an_ipv6_network_count_together(api_pool: Pool, address: str, *, is_refused: bool) -> None:
+    wrong_keys = WrongKeys(api_pool)
+    for number in range(20):
+        wrong_keys.count(f"2001:db8::{number:x}")
+    assert (wrong_keys.refusal(address, "sk-wrong") is not None) is is_refused
+
+
+def test_address_is_forgotten_after_a_minute_and_many_addresses_take_bounded_memory(api_pool: Pool) -> None:
+    now = 0.0
+    wrong_keys = WrongKeys(api_pool, clock=lambda: now)
+    for _ in range(20):
+        wrong_keys.count("203.0.113.9")
+    assert wrong_keys.refusal("203.0.113.9", "sk-wrong")
+    now = 61.0
+    assert not wrong_keys.refusal("203.0.113.9", "sk-wrong")
+    for number in range(10_100):
+        wrong_keys.count(f"10.0.{number // 256}.{number % 256}")
+    assert len(wrong_keys._counts) == 10_000
 
 
 @contextmanager
