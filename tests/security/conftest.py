@@ -1,4 +1,4 @@
-"""The real API over real Postgres, and a reconciler that takes steps only when a test asks for them."""
+"""Fixtures of the other folders that attacks need: API, Postgres and reconciler, and Ray with engines."""
 
 from tests.integration.conftest import (
     _served,
@@ -13,6 +13,7 @@ from tests.integration.conftest import (
     store,
     stranger,
 )
+from tests.ray.conftest import demo_model, make_job, running_ray, short_directory
 
 __all__ = [
     "_served",
@@ -21,8 +22,12 @@ __all__ = [
     "api_pool",
     "base_url",
     "client",
+    "demo_model",
     "http",
+    "make_job",
     "project",
+    "running_ray",
+    "short_directory",
     "stack",
     "store",
     "stranger",
