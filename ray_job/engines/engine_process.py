@@ -16,6 +16,7 @@ from typing import IO, Final, cast
 
 import aiohttp
 
+from ray_job.engines.engine_args import ENGINE_ENVIRONMENT
 from ray_job.errors import EngineUnavailableError
 
 ENGINE_SERVER: Final = ("-m", "ray_job.engines.engine_server")
@@ -67,6 +68,7 @@ class EngineProcess:
         self._server = 1
         self._log_start = 0
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment |= ENGINE_ENVIRONMENT
         environment["TMPDIR"] = str(self.directory)  # vLLM leaves its sockets and rendezvous files there
         self.directory.mkdir(mode=0o700, exist_ok=True)
         with (self.directory / "log").open("wb") as log:

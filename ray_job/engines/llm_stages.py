@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ray_job.contract.job_spec import ModelSpec
+from ray_job.engines.engine_args import ENGINE_ENVIRONMENT
 
 ROW_COLUMNS: Final = ("batch_id", "segment", "epoch", "row", "line", "custom_id", "twins")
 
@@ -37,9 +38,9 @@ def engine_actor(model: ModelSpec) -> dict[str, Any]:
     group an engine on a CPU waits for a GPU forever, silently.
     """
     if model.accelerator != "cpu":
-        return {"runtime_env": {"env_vars": {}}}
+        return {"runtime_env": {"env_vars": dict(ENGINE_ENVIRONMENT)}}
     return {
-        "runtime_env": {"env_vars": {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}},
+        "runtime_env": {"env_vars": {**ENGINE_ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}},
         "placement_group_config": {"bundle_per_worker": {"CPU": model.engine_num_cpus}},
     }
 

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from ray_job.contract.engine_support import unsupported_fields
 from service.input_file.errors import InputError, missing, wrong_type
+from service.input_file.field_limits import field_errors
+from service.input_file.media import media_errors
 from service.model_catalogue import CatalogueModel, ModelLimits
 
 MAX_CUSTOM_ID_CHARACTERS: Final = 512
@@ -176,6 +178,8 @@ def _body_errors(context: LineContext, body: Mapping[str, Any], number: int, siz
         yield missing(f"body.{fields[0]}", number, hint)
     elif fields == ("messages",) and body["messages"] == []:
         yield missing("body.messages", number, "The array is empty: give at least one message.")
+    harmful = [*field_errors(body, number), *media_errors(body, number)]
+    yield from harmful
     name = body.get("model")
     if name is None:
         yield missing("body.model", number)
@@ -207,6 +211,8 @@ def _body_errors(context: LineContext, body: Mapping[str, Any], number: int, siz
     for problem in unsupported_fields(model.spec.engine, context.endpoint, body):
         if problem.param == "stream" and body.get("stream"):
             continue  # reported above: no engine streams
+        if any(error.param == f"body.{problem.param}" for error in harmful):
+            continue  # reported above: no engine gets it
         if _FIELD_PATH.fullmatch(problem.param):
             yield InputError(message=problem.message, param=f"body.{problem.param}", line=number)
         else:

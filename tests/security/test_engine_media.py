@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,7 +20,10 @@ from ray_job.engines.llm_stages import engine_actor
 # Importing vLLM warns of torch's own deprecations.
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
-PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5Erk"
+    "Jggg=="
+)
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_vllms_loader_fetches_nothing_with_the_configuration_of_each_engine(
         with pytest.raises(ValueError, match="allowed domains"):
             asyncio.run(loader.fetch_audio_async(f"{scheme}://127.0.0.1:{port}/x.wav"))
     for host in (*config.allowed_media_domains, "data", "data:"):
-        with pytest.raises(ValueError, match=""):
+        with pytest.raises(ValueError, match="allowed domains"):
             loader.fetch_image(f"http://{host}/x.png")
     with pytest.raises(RuntimeError, match="allowed-local-media-path"):
         loader.fetch_image(picture.as_uri())
@@ -110,16 +112,15 @@ def test_engine_server_connects_to_no_address_that_a_request_names(
 ) -> None:
     monkeypatch.setenv("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "1")
     monkeypatch.setenv("VLLM_DEBUG_LOG_API_SERVER_RESPONSE", "true")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     port, peers = listener
 
     async def attack() -> list[int]:
         engine = EngineProcess(engine_flags(server_args(model(demo_model))))
         try:
             await engine.wait_ready()
-            servers = psutil.Process(engine.pid).children(recursive=True)
-            assert servers
-            for server in servers:
-                assert ENGINE_ENVIRONMENT.items() <= environment(server.pid).items()
+            # The server and the engine core are forked from this process, and so have its environment.
+            assert ENGINE_ENVIRONMENT.items() <= psutil.Process(engine.pid).environ().items()
             bodies = [
                 {
                     "messages": [
@@ -134,10 +135,3 @@ def test_engine_server_connects_to_no_address_that_a_request_names(
 
     statuses = asyncio.run(attack())
     assert (statuses, peers) == ([400, 400, 400], [])
-
-
-def environment(pid: int) -> dict[str, str]:
-    # The parent's, which forked children share.
-    text = Path(f"/proc/{pid}/environ").read_text(errors="replace")
-    assert os.getpid() != pid
-    return dict(variable.split("=", 1) for variable in text.split("\0") if "=" in variable)

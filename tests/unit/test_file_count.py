@@ -90,7 +90,7 @@ def test_the_longest_of_several_prompts_decides(counter: PromptCounter) -> None:
 
 
 def test_tokens_are_unknown_if_a_line_cannot_be_counted(counter: PromptCounter) -> None:
-    image = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
+    image = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}
     facts = read(counter, [chat(1), image])
     assert (facts.error_count, facts.tokens) == (0, None)
 

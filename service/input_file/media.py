@@ -1,0 +1,94 @@
+"""Media in the messages of a request: only what the request itself holds, as base64 or as ``data:`` URLs.
+
+An engine fetches a URL with its own access to the network, and follows redirects. So a URL in a line could reach what
+its owner cannot reach, or carry the content of other lines out. The checks go by the names of fields and not by the
+``type`` of a part, because engines accept parts without a type.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from service.input_file.errors import InputError, described
+
+MESSAGE_FIELDS: Final = ("messages", "input")
+"""Fields of a body with messages. In a request for embeddings, ``input`` may hold messages too."""
+
+_DATA_URL: Final = "data:"
+# Fields with a URL, besides those whose names end in _url.
+_URL_FIELDS: Final = frozenset({"url", "image", "audio", "video"})
+# Fields with base64, in which some servers accept a URL too. Base64 has no colon.
+_BASE64_FIELDS: Final = frozenset({"data", "file_data"})
+_TENSOR_FIELDS: Final = frozenset({"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
+# Text with sources, which responses have and later requests repeat. No engine fetches them.
+_SKIPPED_FIELDS: Final = frozenset({"annotations"})
+_SHOWN_FIELDS: Final = frozenset(
+    {"content", "file", "file_id", "uuid", "input_audio", "input_image", *_URL_FIELDS, *_BASE64_FIELDS, *_TENSOR_FIELDS}
+)
+_URL_NAME: Final = re.compile(r"[a-z]{1,20}(_[a-z]{1,20})?_url")
+_TEXT_TYPES: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def has_only_text(body: Mapping[str, Any]) -> bool:
+    """Return whether the messages of a body hold only text, as most do. This check is faster than ``media_errors``."""
+    messages = body.get("messages")
+    for message in messages if type(messages) is list else ():
+        if type(message) is not dict or type(message.get("content")) is not str:
+            return False
+    inputs = body.get("input")
+    return type(inputs) is not dict and (type(inputs) is not list or _TEXT_TYPES.issuperset(map(type, inputs)))
+
+
+def media_errors(body: Mapping[str, Any], line: int) -> Iterator[InputError]:
+    """Yield an error for each part of a message that makes an engine fetch or deserialize something.
+
+    Args:
+        body: the body of the request.
+        line: the number of its line.
+    """
+    # Values still to be looked at, the next one last: path, value, whether it is inside a message's content, and
+    # whether it is a URL. No recursion, because a line may nest deeper than Python's stack.
+    waiting = [(f"body.{name}", body.get(name), False, False) for name in reversed(MESSAGE_FIELDS)]
+    while waiting:
+        path, value, is_content, is_url = waiting.pop()
+        if isinstance(value, list):
+            waiting += [
+                (f"{path}[{index}]", value[index], is_content, is_url)
+                for index in range(len(value) - 1, -1, -1)
+                if is_url or isinstance(value[index], list | dict)
+            ]
+        elif isinstance(value, dict) and not is_content:
+            waiting.append((f"{path}.content", value.get("content"), True, False))
+        elif isinstance(value, dict):
+            found = []
+            for name, item in value.items():
+                is_named = name in _SHOWN_FIELDS or _URL_NAME.fullmatch(name)
+                place = f"{path}.{name}" if is_named else path if path.endswith(".…") else f"{path}.…"
+                if item is None or name in _SKIPPED_FIELDS:
+                    continue
+                if name in _TENSOR_FIELDS:
+                    message = "Serialized tensors are not supported. Send text, or media as a data: URL."
+                    yield InputError(code="unsupported_parameter", message=message, param=place, line=line)
+                elif name == "uuid":
+                    message = "Media that an engine has cached cannot be named. Remove 'uuid', and send the media."
+                    yield InputError(code="unsupported_parameter", message=message, param=place, line=line)
+                elif name == "file_id":
+                    message = "Uploaded files are not supported as media. Send its content as a data: URL."
+                    yield InputError(code="media_file_unsupported", message=message, param=place, line=line)
+                elif name in _BASE64_FIELDS and isinstance(item, str):
+                    if ":" in item and not item.startswith(_DATA_URL):
+                        yield _not_data(place, item, line)
+                else:
+                    names_url = name in _URL_FIELDS or name.endswith("_url")
+                    found.append((place, item, True, names_url and not isinstance(item, dict)))
+            waiting += reversed(found)
+        elif is_url and not (isinstance(value, str) and value.startswith(_DATA_URL)):
+            yield _not_data(path, value, line)
+
+
+def _not_data(place: str, value: Any, line: int) -> InputError:
+    message = (
+        f"Engines fetch no media: expected a data: URL, such as 'data:image/png;base64,…', but got {described(value)} "
+        "instead. Send the content as a data: URL."
+    )
+    return InputError(code="media_url_unsupported", message=message, param=place, line=line)
