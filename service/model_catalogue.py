@@ -28,6 +28,7 @@ from ray_job.contract.job_spec import EngineKind, ModelSpec, Sharing
 from ray_job.contract.lines import ENDPOINTS
 from service.config_sections import Problem, Section, Step, key, problems_of, unknown_key
 from service.errors import SettingsError
+from service.unsafe_engine_args import unsafe_arg_problems
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 Count = Annotated[int, Field(ge=1)]
@@ -103,6 +104,11 @@ class ModelEntry(Section):
     engine_args: dict[str, Any] = key(
         "vLLM's engine arguments by vLLM's names", {"dtype": "float16", "max_model_len": 8192}, default={}
     )
+    unsafe_engine_args: Annotated[tuple[str, ...], Field(strict=False)] = key(
+        "names of `engine_args` that run code, open connections or deserialize data, to acknowledge their risk",
+        ["trust_remote_code"],
+        default=(),
+    )
     endpoints: Annotated[tuple[Endpoint, ...], Field(min_length=1, strict=False)] = key(
         "the endpoints that the model answers", ["/v1/embeddings"], default=_TEXT_ENDPOINTS
     )
@@ -127,12 +133,13 @@ class ModelEntry(Section):
 
     def catalogue_model(self) -> "CatalogueModel":
         """Return the model as the service and its jobs use it."""
-        fields = self.model_dump(exclude={"endpoints", "limits", "source", "weights_gib"})
+        fields = self.model_dump(exclude={"endpoints", "limits", "source", "weights_gib", "unsafe_engine_args"})
         return CatalogueModel(
             spec=ModelSpec(source=self.source or self.id, **fields),
             endpoints=tuple(endpoint for endpoint in ENDPOINTS if endpoint in self.endpoints),
             limits=self.limits,
             weights_gib=self.weights_gib,
+            unsafe_engine_args=self.unsafe_engine_args,
         )
 
 
@@ -181,12 +188,14 @@ class CatalogueModel:
     """One model: what the job needs (``spec``), and which endpoints it answers within which limits.
 
     ``weights_gib`` is the memory of its weights as the engine holds them, in GiB; None where it is unknown.
+    ``unsafe_engine_args`` are the names of its engine arguments that weaken a boundary.
     """
 
     spec: ModelSpec
     endpoints: tuple[str, ...] = _TEXT_ENDPOINTS
     limits: ModelLimits = field(default_factory=ModelLimits)
     weights_gib: float | None = None
+    unsafe_engine_args: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -335,6 +344,7 @@ def _entry_problems(
     for name, own_key in _OWN_KEYS.items():
         if name in arguments:
             yield ("engine_args", name), f"set {own_key} of the model instead"
+    yield from unsafe_arg_problems(entry.engine_args, entry.unsafe_engine_args)
     accelerator = accelerators.get(entry.accelerator)
     if accelerator is None:
         yield ("accelerator",), unknown_key(entry.accelerator, list(accelerators), kind="accelerator")

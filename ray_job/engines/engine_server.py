@@ -36,7 +36,7 @@ from ray_job.engines.engine_process import EXIT_FILE, LIMITS_FILE, PROMPT_RULES_
 from ray_job.engines.engine_rules import prompt_rules
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Callable
 
     import uvicorn
@@ -65,14 +65,8 @@ def import_vllm(options: list[str]) -> "Namespace":
     import vllm.entrypoints.openai.api_server
     import vllm.v1.engine.async_llm
     from vllm.platforms import current_platform
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    try:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    except ImportError:  # its place before vLLM 0.30
-        from vllm.entrypoints.openai.cli_args import make_arg_parser
-
-    arguments: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(options)
+    arguments: Namespace = option_parser().parse_args(options)
     if current_platform.is_cpu():
         import vllm.v1.worker.cpu_worker  # noqa: F401 - for the engine cores
         from vllm.model_executor.models import ModelRegistry
@@ -88,6 +82,19 @@ def import_vllm(options: list[str]) -> "Namespace":
             register()
             type(current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
     return arguments
+
+
+def option_parser() -> "ArgumentParser":
+    """Return the parser of vLLM's options. It takes whole names only, because those are what the service checks."""
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ImportError:  # its place before vLLM 0.30
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+    parser: ArgumentParser = make_arg_parser(FlexibleArgumentParser(allow_abbrev=False))
+    return parser
 
 
 def run_servers(directory: Path, serve: "Callable[[Path], None]") -> None:

@@ -18,14 +18,24 @@ _SERVICE: Final = str(Path(__file__).parents[1])
 
 
 class Result(StrEnum):
-    """Result of a check. ``not_checked`` is no failure; its message gives the reason and what would allow the check."""
+    """Result of a check.
+
+    ``not_checked`` is no failure; its message gives the reason and what would allow the check. ``warning`` is none
+    either: it names a risk that the settings accept.
+    """
 
     OK = "ok"
+    WARNING = "warning"
     FAILED = "failed"
     NOT_CHECKED = "not_checked"
 
 
-_LABELS: Final = {Result.OK: "ok", Result.FAILED: "FAILED", Result.NOT_CHECKED: "not checked"}
+_LABELS: Final = {
+    Result.OK: "ok",
+    Result.WARNING: "warning",
+    Result.FAILED: "FAILED",
+    Result.NOT_CHECKED: "not checked",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,11 @@ class Finding:
     def ok(cls, check: str, message: str) -> Self:
         """Return the finding of a check that passed."""
         return cls(check, Result.OK, message)
+
+    @classmethod
+    def warning(cls, check: str, message: str) -> Self:
+        """Return the finding of a risk that the settings accept."""
+        return cls(check, Result.WARNING, message)
 
     @classmethod
     def failed(cls, check: str, message: str) -> Self:
@@ -136,7 +151,8 @@ class Report:
         if self.as_json:
             print(json.dumps({"done": True, **{str(result): self._counts[result] for result in Result}}), flush=True)
         else:
-            note(", ".join(f"{self._counts[result]} {label}" for result, label in _LABELS.items()))
+            shown = [result for result in Result if self._counts[result] or result != Result.WARNING]
+            note(", ".join(f"{self._counts[result]} {_LABELS[result]}" for result in shown))
 
     @property
     def is_good(self) -> bool:

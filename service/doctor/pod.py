@@ -17,8 +17,9 @@ from ray_job.contract.cluster import API, API_SERVICE_PORT
 from service.doctor.backends import check_database, check_launcher, check_object_store
 from service.doctor.findings import Finding, Result, run_check
 from service.errors import SettingsError
-from service.model_catalogue import load_catalogue
+from service.model_catalogue import Catalogue, load_catalogue
 from service.settings import Settings, read_settings
+from service.unsafe_engine_args import UNSAFE
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 _METADATA: Final = "169.254.169.254"
@@ -49,9 +50,21 @@ def check_pod(environment: Mapping[str, str]) -> Iterator[Finding]:
     except SettingsError as error:
         yield Finding.failed("models", f"CLOISTER_MODELS: {error}")
     else:
-        yield Finding.ok("models", ", ".join(catalogue))
+        yield from check_models(catalogue)
         yield from run_check("launcher", check_launcher, settings, catalogue, environment)
     yield from run_check("network policies", check_enforcement, environment)
+
+
+def check_models(catalogue: Catalogue) -> Iterator[Finding]:
+    """List the models, and warn of each unsafe engine argument that a model acknowledges.
+
+    Args:
+        catalogue: the model catalogue.
+    """
+    yield Finding.ok("models", ", ".join(catalogue))
+    for model in catalogue.values():
+        for name in model.unsafe_engine_args:
+            yield Finding.warning(f"engine arguments of {model.id}", f"{name} is set: it {UNSAFE[name]}")
 
 
 def check_names(settings: Settings, environment: Mapping[str, str]) -> Iterator[Finding]:

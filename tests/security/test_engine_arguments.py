@@ -67,7 +67,10 @@ def test_argument_that_logs_prompts_or_fetches_media_is_never_allowed(name: str)
             {"structured_outputs_config": {"reasoning_parser_plugin": "/x.py"}},
             "structured_outputs_config.reasoning_pars",
         ),
-        ({"structured_outputs_config": '{"reasoning-parser-plugin": "/x.py"}'}, "structured_outputs_config.reasoning_"),
+        (
+            {"structured_outputs_config": '{"reasoning-parser-plugin": "/x.py"}'},
+            "structured_outputs_config.reasoning-parser-plugin",
+        ),
         (
             {"structured_outputs_config.reasoning_parser_plugin": "/x.py"},
             "structured_outputs_config.reasoning_parser_p",
@@ -81,7 +84,6 @@ def test_argument_that_logs_prompts_or_fetches_media_is_never_allowed(name: str)
         ({"distributed_executor_backend": "os.system"}, "distributed_executor_backend"),
         ({"allowed_media_domains": []}, "allowed_media_domains"),
         ({"allowed_media_domains": None}, "allowed_media_domains"),
-        ({"no_enable_log_requests": False}, "no_enable_log_requests"),
         ({"dtype=float16 --trust-remote-code": ""}, "dtype=float16"),
         ({"trust_remote_code=true": ""}, "trust_remote_code=true"),
         ({"": "--trust-remote-code"}, ""),

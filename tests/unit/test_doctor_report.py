@@ -30,7 +30,7 @@ def test_json_report_ends_with_the_counts(capsys: pytest.CaptureFixture[str]) ->
     report.end()
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
         {"from": "here", "check": "a", "result": "ok", "message": "fine"},
-        {"done": True, "ok": 1, "failed": 0, "not_checked": 0},
+        {"done": True, "ok": 1, "warning": 0, "failed": 0, "not_checked": 0},
     ]
 
 

@@ -12,7 +12,7 @@ from tests.integration.doctor.doctor_run import Doctor
 
 ARGUMENTS = ("--only", "pod", "--context", "factory", "--namespace", "cloister-acme-prod")
 OK = json.dumps({"from": "in a pod of the stack", "check": "database", "result": "ok", "message": "there"}) + "\n"
-DONE = json.dumps({"done": True, "ok": 1, "failed": 0, "not_checked": 0}) + "\n"
+DONE = json.dumps({"done": True, "ok": 1, "warning": 0, "failed": 0, "not_checked": 0}) + "\n"
 
 
 KUBECTL = """#!/bin/sh
