@@ -30,14 +30,16 @@ _HINTS: Final = {
 def is_too_deep(content: bytes) -> bool:
     """Return whether a line nests arrays and objects more than 500 levels deep."""
     # Nearly every line has fewer brackets in total, and counting them costs next to nothing.
-    if content.count(b"[") + content.count(b"{") <= MAX_DEPTH:
-        return False
-    depth = 0
+    return content.count(b"[") + content.count(b"{") > MAX_DEPTH and nesting(content) > MAX_DEPTH
+
+
+def nesting(content: bytes) -> int:
+    """Return how many levels deep a JSON text nests arrays and objects."""
+    depth = deepest = 0
     for bracket in _NOT_A_BRACKET.sub(b"", _STRING.sub(b"", content)):
         depth += 1 if bracket in _OPENING else -1
-        if depth > MAX_DEPTH:
-            return True
-    return False
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def is_flat(request: Mapping[str, Any]) -> bool:

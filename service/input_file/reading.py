@@ -12,6 +12,7 @@ import orjson
 from ray_job.contract.engine_support import unsupported_fields
 from ray_job.contract.input_lines import line_blocks
 from service.input_file.errors import ErrorList, InputError
+from service.input_file.field_limits import PLAIN_FIELDS, field_errors
 from service.input_file.json_lines import MAX_DEPTH, MIN_DEEP_BYTES, is_flat, is_too_deep, json_error
 from service.input_file.media import has_only_text, media_errors
 from service.input_file.requests import (
@@ -180,6 +181,7 @@ class _Reader:
                     and (size := len(content)) <= longest
                     and (size < MIN_DEEP_BYTES or is_flat(request) or not is_too_deep(content))
                     and not (engine == "processor" and any(unsupported_fields(engine, endpoint, body)))
+                    and (PLAIN_FIELDS.issuperset(body) or not any(field_errors(body, number)))
                     and (has_only_text(body) or not any(media_errors(body, number)))
                     and good < room
                     # Otherwise the full check counts its tokens.

@@ -249,12 +249,15 @@ def _run_one_batch(client: openai.OpenAI, run: Run, file_id: str) -> tuple[float
 def _catalogue(setup: Setup, report: Path) -> dict[str, Any]:
     """Return cloister's model catalogue. Its own engine arguments for a CPU are those of ``cloister local``."""
     endpoint = WORKLOADS[setup.workload].endpoint
+    arguments = setup.arguments(report, "cloister")
     model = {
         "id": MODEL_ID,
         "source": setup.model,
         "accelerator": detect_accelerator().name,
         "endpoints": [CHAT, "/v1/completions"] if endpoint == CHAT else [endpoint],
-        "engine_args": setup.arguments(report, "cloister"),
+        "engine_args": arguments,
+        # The simulated GPU is a worker of its own.
+        "unsafe_engine_args": [name for name in ("worker_cls",) if name in arguments],
         "keep_warm_s": 0,  # a second batch starts its own engine
         **setup.model_settings,
     }
