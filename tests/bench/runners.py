@@ -256,8 +256,8 @@ def _catalogue(setup: Setup, report: Path) -> dict[str, Any]:
         "accelerator": detect_accelerator().name,
         "endpoints": [CHAT, "/v1/completions"] if endpoint == CHAT else [endpoint],
         "engine_args": arguments,
-        # The simulated GPU is a worker of its own.
-        "unsafe_engine_args": [name for name in ("worker_cls",) if name in arguments],
+        # The simulated GPU is a class of the benchmarks, and so is not one of vLLM's usual executors.
+        "unsafe_engine_args": [name for name in ("worker_cls", "distributed_executor_backend") if name in arguments],
         "keep_warm_s": 0,  # a second batch starts its own engine
         **setup.model_settings,
     }

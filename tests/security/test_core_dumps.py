@@ -1,0 +1,90 @@
+"""Memory of processes that hold prompts: a crash writes none of it to a disk."""
+
+import asyncio
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ray_job.engines.engine_process import EngineProcess
+from tests.ray.job_harness import MakeJob, chat
+
+ECHO_SERVER = str(Path(__file__).parents[1] / "unit" / "echo_engine_server.py")
+HARD_LIMIT = resource.getrlimit(resource.RLIMIT_CORE)[1]
+WAIT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def _dumps_are_on() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    if before[1] == 0:
+        pytest.skip("this machine writes no core dumps")
+    resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_CORE, before)
+
+
+def core_limit(pid: int) -> int:
+    return resource.prlimit(pid, resource.RLIMIT_CORE)[1]  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.mark.slow
+def test_crashed_engine_leaves_no_core_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
+
+    async def crash() -> set[int]:
+        engine = EngineProcess([], program=[ECHO_SERVER])
+        try:
+            await engine.wait_ready()
+            servers = psutil.Process(engine.pid).children(recursive=True)
+            limits = {core_limit(server.pid) for server in servers}
+            servers[0].send_signal(signal.SIGSEGV)
+            while engine.alive():
+                await asyncio.sleep(0.05)
+            return limits
+        finally:
+            await engine.stop()
+
+    limits = asyncio.run(crash())
+    assert (limits, list(tmp_path.iterdir())) == ({0}, [])
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("engine", ["direct", "processor", "serve"])
+def test_driver_workers_and_engines_of_a_job_dump_no_core(
+    engine: str, make_job: MakeJob, running_ray: dict[str, str]
+) -> None:
+    # Ray as a machine starts it, with dumps.
+    raylets = [each for each in psutil.process_iter(["cmdline"]) if is_raylet(each, running_ray["RAY_ADDRESS"])]
+    assert raylets
+    for process in raylets:
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (HARD_LIMIT, HARD_LIMIT))  # type: ignore[attr-defined]
+    before = {each.pid for raylet in raylets for each in raylet.children(recursive=True)}
+    job = make_job([chat("Hello")], engine=engine, keep_warm_s=600)
+    job = replace(job, environment={**job.environment, **running_ray})
+    with job.running() as process:
+        job.wait_for_rows(process, 0)
+        assert core_limit(process.pid) == 0
+        workers = [
+            each
+            for raylet in raylets
+            for each in raylet.children(recursive=True)
+            if each.pid not in before and "IDLE" not in " ".join(each.cmdline())
+        ]
+        names = {each.pid: " ".join(each.cmdline())[:40] for each in workers}
+        limits = {f"{pid} {name}": core_limit(pid) for pid, name in names.items()}
+        assert limits
+        assert set(limits.values()) == {0}, limits
+        job.server.change(drain=True)
+        process.communicate(timeout=WAIT_S)
+
+
+def is_raylet(process: psutil.Process, address: str) -> bool:
+    command = process.info["cmdline"] or []
+    return bool(command) and command[0].endswith("raylet") and any(address in argument for argument in command)
