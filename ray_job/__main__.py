@@ -9,6 +9,7 @@ from ray_job.contract.exit_codes import EXIT_FAILED
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, JobSpecError
 from ray_job.contract.ray_environment import RAY_ENVIRONMENT
 from ray_job.coordinator import WITHOUT_TOKEN, HttpCoordinator, take_token
+from ray_job.core_dumps import WORKER_SETUP, disable_core_dumps
 from ray_job.errors import CoordinatorError, JobEndedError, JobError, describe_unexpected_error, find_job_error
 from ray_job.rounds import RoundsJob
 from ray_job.serving import DirectJob
@@ -19,6 +20,7 @@ logger = logging.getLogger("ray_job")
 
 def main() -> int:
     """Run the job. If it fails, the last line of its output is the reason, which the batch's owner can read."""
+    disable_core_dumps()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", stream=sys.stdout)
     try:
         spec = JobSpec.from_json(os.environ.get(ENVIRONMENT_VARIABLE, ""))
@@ -40,7 +42,7 @@ def main() -> int:
             logging_level=logging.WARNING,
             configure_logging=False,
             include_dashboard=False,
-            runtime_env=WITHOUT_TOKEN,
+            runtime_env={**WITHOUT_TOKEN, "worker_process_setup_hook": WORKER_SETUP},
         )
         asyncio.run(_serve(spec, token))
     except Exception as error:  # noqa: BLE001 - reported below

@@ -83,6 +83,7 @@ def _ray_job_templates(config: StackConfig, store: ObjectStoreConnection, priori
         object_store=location,
         times=file.jobs,
         has_pull_secret=file.images.pull_secret is not None,
+        has_http_engine_key="http_engine_api_key" in config.secrets,
         priority_class=priority_class,
     )
     return ray_job_templates(config.catalogue, args)

@@ -63,6 +63,7 @@ class RayJobArgs:
         object_store: the stack's object store.
         times: time limits.
         has_pull_secret: whether the jobs' namespace has the pull secret.
+        has_http_engine_key: whether the jobs' namespace has the API key of the http engine's endpoints.
         priority_class: priority class of the pods; empty for none.
     """
 
@@ -73,6 +74,7 @@ class RayJobArgs:
     object_store: ObjectStoreLocation
     times: JobsSection = field(default_factory=JobsSection)
     has_pull_secret: bool = False
+    has_http_engine_key: bool = False
     priority_class: str = ""
 
 
@@ -111,15 +113,16 @@ def worker_pod(
     """Return the pod of a worker, which reaches the object store, but neither the service nor the Kubernetes API.
 
     It has no credential, with one exception: a worker of a model with the http engine reads the API key of its
-    endpoint, if the Secret exists.
+    endpoint. A stack without one has no Secret; a pod of another stack waits for it.
     """
     variables = dict(environment or {})
-    if http_engine:
+    has_key = http_engine and args.has_http_engine_key
+    if has_key:
         variables["CLOISTER_HTTP_ENGINE_API_KEY_FILE"] = f"{_HTTP_ENGINE_DIRECTORY}/api_key"
     pod = _pod(args, image, size, pool, weights=weights, environment=variables)
-    if http_engine:
+    if has_key:
         secret = credentials.HTTP_ENGINE_LOGIN
-        source = {"secretName": secret, "defaultMode": 0o440, "optional": True}
+        source = {"secretName": secret, "defaultMode": 0o440}
         pod["spec"]["volumes"] += [{"name": secret, "secret": source}]
         pod["spec"]["containers"][0]["volumeMounts"] += [
             {"name": secret, "mountPath": _HTTP_ENGINE_DIRECTORY, "readOnly": True}

@@ -16,6 +16,7 @@ from typing import IO, Final, cast
 
 import aiohttp
 
+from ray_job.core_dumps import disable_core_dumps
 from ray_job.engines.engine_args import ENGINE_ENVIRONMENT
 from ray_job.errors import EngineUnavailableError
 
@@ -62,6 +63,7 @@ class EngineProcess:
         # Each request in flight is a connection, on both sides; many systems allow 1,024 files by default.
         _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+        disable_core_dumps()
         self._start()
 
     def _start(self) -> None:

@@ -26,6 +26,7 @@ API_KEY_VARIABLE: Final = "CLOISTER_HTTP_ENGINE_API_KEY"
 # The path of a file that holds the key: on Kubernetes, secrets are files.
 API_KEY_FILE_VARIABLE: Final = "CLOISTER_HTTP_ENGINE_API_KEY_FILE"
 RETRIED_STATUSES: Final = frozenset({408, 425, 429, 502, 503, 504})
+REDIRECTS: Final = range(300, 400)
 ATTEMPTS: Final = 6
 FIRST_PAUSE_S: Final = 0.5
 CONNECT_TIMEOUT_S: Final = 30.0
@@ -55,14 +56,25 @@ def http_engine(model: ModelSpec, requests: "Dataset") -> "Dataset":
 
 
 def api_key(environment: Mapping[str, str]) -> str:
-    """Return the API key of the endpoint, or "" if the environment has none or its file does not exist."""
+    """Return the API key of the endpoint, or "" if the environment names none.
+
+    Raises:
+        EngineUnavailableError: the environment names a file that is missing, unreadable or empty.
+    """
     path = environment.get(API_KEY_FILE_VARIABLE, "")
     if environment.get(API_KEY_VARIABLE) or not path:
         return environment.get(API_KEY_VARIABLE, "")
     try:
-        return Path(path).read_text().strip()
-    except FileNotFoundError:
-        return ""
+        key = Path(path).read_text().strip()
+        problem = "" if key else "which is empty"
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"which cannot be read ({type(error).__name__})"
+    if problem:
+        raise EngineUnavailableError(
+            f"{API_KEY_FILE_VARIABLE} names {path}, {problem}. Set the secret http_engine_api_key of the stack again, "
+            "or remove it if the endpoint needs no key"
+        )
+    return key
 
 
 class EndpointSession:
@@ -110,7 +122,8 @@ class EndpointSession:
             if attempt:
                 await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
             try:
-                async with self._session.post(url, data=body) as response:
+                # A redirect would send the prompt to another address.
+                async with self._session.post(url, data=body, allow_redirects=False) as response:
                     answer = EndpointAnswer(response.status, (await response.read()).decode(errors="replace"))
             except (aiohttp.ClientError, OSError) as error:
                 # aiohttp's own error means that the endpoint could not be reached.
@@ -120,6 +133,11 @@ class EndpointSession:
                 # Protocol errors quote what the endpoint sent.
                 failure = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__
                 continue
+            if answer.status_code in REDIRECTS:
+                raise EngineUnavailableError(
+                    f"{url} answers {answer.status_code}, a redirect, which is not followed; set the model's base_url "
+                    "to the address that answers requests"
+                )
             if answer.status_code not in RETRIED_STATUSES or attempt == ATTEMPTS - 1:
                 return answer
         raise EngineUnavailableError(

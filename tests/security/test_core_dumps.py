@@ -45,7 +45,7 @@ def test_crashed_engine_leaves_no_core_file(tmp_path: Path, monkeypatch: pytest.
             servers = psutil.Process(engine.pid).children(recursive=True)
             limits = {core_limit(server.pid) for server in servers}
             servers[0].send_signal(signal.SIGSEGV)
-            while engine.alive():
+            while engine.alive():  # noqa: ASYNC110 - a process sets no asyncio.Event
                 await asyncio.sleep(0.05)
             return limits
         finally:

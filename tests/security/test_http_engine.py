@@ -52,7 +52,7 @@ def test_lost_key_is_an_error_and_not_a_request_without_a_key(content: str | Non
     path = tmp_path / "api_key"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(EngineUnavailableError, match="CLOISTER_HTTP_ENGINE_API_KEY_FILE.*http_engine_api_key"):
+    with pytest.raises(EngineUnavailableError, match=r"CLOISTER_HTTP_ENGINE_API_KEY_FILE.*http_engine_api_key"):
         api_key({API_KEY_FILE_VARIABLE: str(path)})
 
 
