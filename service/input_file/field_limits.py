@@ -18,7 +18,7 @@ MAX_LOGPROBS: Final = 100
 MAX_STOP_SEQUENCES: Final = 64
 """OpenAI allows 4. The engine searches the text for each of them after each token."""
 MAX_BAD_WORDS: Final = 128
-"""vLLM's own limit since 0.30."""
+"""The default limit of vLLM 0.32."""
 MAX_WORD_CHARACTERS: Final = 1_000
 """The longest stop sequence, and the longest of the ``bad_words``."""
 MAX_STOP_TOKENS: Final = 1_024
@@ -32,7 +32,7 @@ MAX_ARGUMENTS_BYTES: Final = 16 * 1024
 MAX_STRUCTURE_BYTES: Final = 128 * 1024
 """The largest schema, grammar, list of choices or tool. OpenAI allows 120,000 characters of names and values."""
 MAX_NESTING: Final = 64
-"""Deepest schema. vLLM has the same limit since 0.30; its compiler takes seconds for 500 levels, minutes for 2,000."""
+"""Deepest schema. vLLM 0.32 has the same limit: xgrammar compiles 500 levels in 6 s, and 2,000 in more than 60 s."""
 MAX_REGEX_CHARACTERS: Final = 4_096
 """Longest regular expression, alone or as ``pattern`` of a schema. The time to compile it grows with its length."""
 MAX_TOOLS: Final = 128
