@@ -173,6 +173,9 @@ def _structure(value: Any, max_bytes: int = MAX_STRUCTURE_BYTES) -> _Found:
     if len(written) > max_bytes:
         yield "", "object_too_large", f"has {len(written):,} bytes; at most {max_bytes:,} are allowed. Shorten it"
         return
+    # Most values are too small for the other limits, brackets in texts included.
+    if len(written) <= MAX_REGEX_CHARACTERS and written.count(b"[") + written.count(b"{") <= MAX_NESTING:
+        return
     waiting, deepest, longest = [value], nesting(written), 0
     while waiting:
         item = waiting.pop()
