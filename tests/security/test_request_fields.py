@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.reconciler_harness import Stack
-from tests.security.test_media_urls import CHAT, COMPLETIONS, EMBEDDINGS, line, read
+from tests.integration.reconciler_harness import CHAT, Stack
+from tests.security.test_media_urls import COMPLETIONS, EMBEDDINGS, line, read
 
 CANARY = "canary"
 USER = {"messages": [{"role": "user", "content": "hi"}]}
