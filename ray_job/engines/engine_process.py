@@ -114,7 +114,7 @@ class EngineProcess:
             EngineUnavailableError: the process exited first. The message holds the last lines of its log since this
                 start, and ends with the error of the engine core.
         """
-        while not self._file(SOCKET).exists():
+        while not await self._is_listening():
             if not self.alive():
                 exit_file = self._file(EXIT_FILE)
                 code = exit_file.read_text() if exit_file.exists() else self._process.returncode
@@ -139,6 +139,15 @@ class EngineProcess:
             )
             for force_close in (False, True)
         ]
+
+    async def _is_listening(self) -> bool:
+        """Return whether the server accepts connections. Its socket exists a moment before it does."""
+        try:
+            _, writer = await asyncio.open_unix_connection(self._file(SOCKET))
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     async def post(self, url: str, body: bytes) -> tuple[int, bytes]:
         """Post a JSON body to a path of vLLM's API.
