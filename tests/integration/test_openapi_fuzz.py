@@ -16,6 +16,7 @@ from ray_job.contract.job_spec import ModelSpec
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import Server, create_app
 from service.api.watching import Watching
+from service.api.wrong_keys import WrongKeys
 from service.api_keys import Scope, create_api_key
 from service.backends import Backends
 from service.db import Pool
@@ -34,7 +35,9 @@ def served(api_pool: Pool) -> Iterator[str]:
     """The served API. Event streams end soon, because no batch ends here."""
     models = {"demo/small": CatalogueModel(spec=ModelSpec(id="demo/small", source="x"))}
     backends = Backends(pool=api_pool, store=MemoryObjectStore(), catalogue=models)
-    app = create_app(backends, watching=Watching(backends.pool, max_stream_s=0.05))
+    # It sends hundreds of wrong keys, and expects 401 for each.
+    wrong_keys = WrongKeys(api_pool, limit=100_000)
+    app = create_app(backends, watching=Watching(backends.pool, max_stream_s=0.05), wrong_keys=wrong_keys)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False)
     server = Server(config, app.state.watching)
     thread = threading.Thread(target=server.run)
