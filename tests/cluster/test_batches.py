@@ -50,11 +50,13 @@ STARTED_S = 500
 def local_run(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], dict[str, Any]]]:
     """Answers to the same lines on this machine without a cluster; the run starts before they are needed."""
     bodies = [json.loads(text)["body"] for text in LINES]
-    # Ray's sockets need a short path.
-    with tempfile.TemporaryDirectory(prefix="cl-") as temporary:
-        job = new_job(tmp_path_factory.mktemp("local"), Path(temporary), demo_model, bodies)
+    with (
+        # Ray's sockets need a short path.
+        tempfile.TemporaryDirectory(prefix="cl-") as temporary,
+        new_job(tmp_path_factory.mktemp("local"), Path(temporary), demo_model, bodies) as usual,
+    ):
         # The number of threads of an engine in its pod: sums of floats depend on it.
-        job = replace(job, environment={**job.environment, "OMP_NUM_THREADS": "1"})
+        job = replace(usual, environment={**usual.environment, "OMP_NUM_THREADS": "1"})
         with job.running() as process:
             yield lambda: answers_of(job, process)
 
