@@ -50,7 +50,6 @@ def test_only_the_limits_of_the_test_machine_are_failures(
     assert {
         ("as the user of the kubeconfig", "KubeRay's operator"),
         ("in a pod of reconciler", "launcher's rights"),
-        ("in a pod of reconciler", "database role of jobs"),
         ("in a pod of reconciler", f"RayJob of the model {MODEL}"),
         ("in a pod of api", "object store"),
         ("as a client of the API", f"batch of one line, model {MODEL}"),
