@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from service.api import openapi
 from service.api.errors import EXCEPTION_HANDLERS
 from service.api.middleware import RequestMiddleware
+from service.api.queue_positions import QueuePositions
 from service.api.routes import (
     audit_logs,
     batches,
@@ -60,6 +61,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
     app.state.backends = backends
     app.state.watching = streams
     app.state.transfers = Transfers(backends.workspace, max_per_key=backends.max_transfers_per_key)
+    app.state.queue_positions = QueuePositions(backends.pool)
     app.state.wrong_keys = wrong_keys or WrongKeys(backends.pool)
     app.state.readiness = health.Readiness(backends)
     app.state.metrics = CollectorRegistry()

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from service.api.queue_positions import QueuePositions
 from service.api.wrong_keys import WrongKeys
 from service.api_keys import Access, Scope, authenticate
 from service.backends import Backends
@@ -25,6 +26,14 @@ def _backends(request: Request) -> Backends:
 
 
 BackendsDependency = Annotated[Backends, Depends(_backends)]
+
+
+def _queue_positions(request: Request) -> QueuePositions:
+    queue_positions: QueuePositions = request.app.state.queue_positions
+    return queue_positions
+
+
+QueuePositionsDependency = Annotated[QueuePositions, Depends(_queue_positions)]
 
 
 def _wrong_keys(request: Request) -> WrongKeys:

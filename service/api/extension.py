@@ -80,7 +80,7 @@ class Extension(Answer):
     """Tokens, duration and GPU seconds; null until the input file is accepted."""
 
     @classmethod
-    def from_row(cls, row: RetrievedBatchRow) -> Self:
+    def from_row(cls, row: RetrievedBatchRow, *, queue_position: int | None) -> Self:
         """Return the extension of a batch at the database's time, which also wrote the times it is compared with."""
         now = row.now
         rate, eta = rate_and_eta(row, now)
@@ -93,7 +93,7 @@ class Extension(Answer):
         return cls(
             priority=row.priority,
             paused_at=unix_seconds(row.paused_at) if row.status in RUNNABLE else None,
-            queue_position=row.queue_position,
+            queue_position=queue_position,
             rate_rows_per_second=None if rate is None else round(rate, 3),
             eta_seconds=None if eta is None else round(eta),
             estimated_completion_at=None if eta is None else int((now + timedelta(seconds=eta)).timestamp()),

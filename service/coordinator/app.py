@@ -35,6 +35,7 @@ from service.backends import Backends
 from service.coordinator import commits, leasing
 from service.coordinator.errors import RefusedError
 from service.coordinator.leasing import ActiveJob
+from service.coordinator.tokens import Tokens
 from service.coordinator.waiting import Waiting
 from service.db import query
 from service.errors import ObjectStoreError
@@ -56,7 +57,7 @@ def create_app(backends: Backends) -> Starlette:
         backends: database, object store and models; the caller closes them.
     """
     pool, store = backends.pool, backends.store
-    waiting = Waiting(pool)
+    waiting, tokens = Waiting(pool), Tokens(pool)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -84,11 +85,11 @@ def create_app(backends: Backends) -> Starlette:
 
     app = Starlette(
         routes=[
-            _route(backends, SYNC_PATH, SyncRequest, sync),
-            _route(backends, PART_URLS_PATH, PartUrlsRequest, _in_thread(commits.part_urls, pool, store)),
-            _route(backends, COMMITS_PATH, Commit, _in_thread(commits.commit, pool)),
-            _route(backends, FAILURES_PATH, Failure, _in_thread(commits.fail, pool)),
-            _route(backends, END_PATH, EndRequest, _in_thread(leasing.end, pool)),
+            _route(tokens, SYNC_PATH, SyncRequest, sync),
+            _route(tokens, PART_URLS_PATH, PartUrlsRequest, _in_thread(commits.part_urls, pool, store)),
+            _route(tokens, COMMITS_PATH, Commit, _in_thread(commits.commit, pool)),
+            _route(tokens, FAILURES_PATH, Failure, _in_thread(commits.fail, pool)),
+            _route(tokens, END_PATH, EndRequest, _in_thread(leasing.end, pool)),
             Route("/healthz", lambda _: JSONResponse({"status": "ok"})),
             Route("/readyz", lambda _: _readyz(backends)),
         ],
@@ -118,13 +119,17 @@ def _in_thread(work: Callable[..., Any], *backends: Any) -> _Answer:
     return answer
 
 
-def _route(backends: Backends, path: str, kind: type[Message], answer: _Answer) -> Route:
+def _route(tokens: Tokens, path: str, kind: type[Message], answer: _Answer) -> Route:
     """Return the route of a message."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            job = await asyncio.to_thread(leasing.authenticate, backends.pool, _token(request))
+            token = _token(request)
+            if (job := tokens.known(token)) is None:
+                job = await asyncio.to_thread(tokens.authenticate, token)
             result = await answer(request, job, kind.from_json(await _body(request)))
+            if path == END_PATH:
+                tokens.forget(token)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
         except MessageError as error:

@@ -71,22 +71,28 @@ def sync(pool: Pool, store: ObjectStore, job_id: str, request: SyncRequest) -> S
         leases: list[DictRow] = []
         # Rows are locked in the same order everywhere: the domain first. The job is read under the lock, because a job
         # that has just ended must not lease.
-        virtual_time = _lock_domain(connection, job_id) if request.wanted_tokens > 0 else 0.0
-        job = active_job(connection, job_id)
-        domain = {"model": job.model, "domain": job.domain}
-        lost = _extend(connection, job_id, request.held)
-        if request.wanted_tokens > 0 and not job.is_draining:
-            leases = _lease(connection, job, virtual_time, request.wanted_tokens)
-        if leases:
-            batch_ids = sorted({row["batch_id"] for row in leases})
-            connection.execute(query("record_first_leases"), {"job_id": job_id, "batch_ids": batch_ids})
-        connection.execute(query("record_sync"), {"job_id": job_id, "engines": request.engines})
+        values = {"job_id": job_id}
+        with connection.pipeline():
+            locked = connection.execute(query("lock_domain_of_job"), values) if request.wanted_tokens > 0 else None
+            found = connection.execute(query("active_job"), values)
+            extended = _extend(connection, job_id, request.held) if request.held else None
+        job = _active(found.fetchone())
+        kept = {SegmentRef(**row) for row in extended} if extended else set()
+        if locked and not job.is_draining:
+            row = locked.fetchone()
+            leases = _lease(connection, job, row["virtual_time"] if row else 0.0, request.wanted_tokens)
+        with connection.pipeline():
+            if leases:
+                batch_ids = sorted({row["batch_id"] for row in leases})
+                connection.execute(query("record_first_leases"), {"job_id": job_id, "batch_ids": batch_ids})
+            connection.execute(query("record_sync"), {"job_id": job_id, "engines": request.engines})
         # Other calls need not wait for the count.
         connection.commit()
+        domain = {"model": job.model, "domain": job.domain}
         row = connection.execute(query("backlog_tokens"), {**domain, "limit": BACKLOG_SEGMENTS}).fetchone()
     return SyncResponse(
         leases=tuple(_lease_message(store, job, row) for row in leases),
-        lost=lost,
+        lost=tuple(ref for ref in request.held if ref not in kept),
         backlog_tokens=row["tokens"] if row and not job.is_draining else 0,
         drain=job.is_draining,
         prompt_rules_url=_prompt_rules_url(store, job),
@@ -99,7 +105,10 @@ def active_job(connection: psycopg.Connection[DictRow], job_id: str) -> ActiveJo
     Raises:
         JobEndedError: the job has ended.
     """
-    row = connection.execute(query("active_job"), {"job_id": job_id}).fetchone()
+    return _active(connection.execute(query("active_job"), {"job_id": job_id}).fetchone())
+
+
+def _active(row: DictRow | None) -> ActiveJob:
     if row is None:
         raise JobEndedError
     return ActiveJob(**row)
@@ -112,7 +121,7 @@ def end(pool: Pool, job_id: str, request: EndRequest) -> EndResponse:
         JobEndedError: the job has ended already.
     """
     with pool.connection() as connection:
-        _lock_domain(connection, job_id)
+        connection.execute(query("lock_domain_of_job"), {"job_id": job_id})
         job = active_job(connection, job_id)
         domain = {"model": job.model, "domain": job.domain}
         row = connection.execute(query("is_work_left"), {**domain, "job_id": job_id}).fetchone()
@@ -124,15 +133,9 @@ def end(pool: Pool, job_id: str, request: EndRequest) -> EndResponse:
     return EndResponse(ended=True)
 
 
-def _lock_domain(connection: psycopg.Connection[DictRow], job_id: str) -> float:
-    row = connection.execute(query("lock_domain_of_job"), {"job_id": job_id}).fetchone()
-    return row["virtual_time"] if row else 0.0
-
-
-def _extend(connection: psycopg.Connection[DictRow], job_id: str, held: Sequence[SegmentRef]) -> tuple[SegmentRef, ...]:
-    """Extend leases; return those that the job has lost."""
-    if not held:
-        return ()
+def _extend(
+    connection: psycopg.Connection[DictRow], job_id: str, held: Sequence[SegmentRef]
+) -> psycopg.Cursor[DictRow]:
     values = {
         "job_id": job_id,
         "batch_ids": [ref.batch_id for ref in held],
@@ -140,8 +143,7 @@ def _extend(connection: psycopg.Connection[DictRow], job_id: str, held: Sequence
         "epochs": [ref.epoch for ref in held],
         "lease_s": LEASE_S,
     }
-    kept = {SegmentRef(**row) for row in connection.execute(query("extend_leases"), values)}
-    return tuple(ref for ref in held if ref not in kept)
+    return connection.execute(query("extend_leases"), values)
 
 
 def _lease(

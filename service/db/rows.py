@@ -118,7 +118,7 @@ class RetrievedBatchRow(BatchRow):
     failed_jobs: int
     enqueued_tokens: int
     gpu_seconds: float
-    queue_position: int | None
+    is_queued: bool
     last_job_message: str | None
     estimate: Mapping[str, Any] | None
     now: datetime
@@ -134,7 +134,6 @@ class JobRow:
     accelerator: str
     gpus: int
     engines: int
-    queue_position: int | None
     segments: int
     batches: int
     lease_age_s: float | None

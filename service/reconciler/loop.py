@@ -52,6 +52,9 @@ _WORKERS: Final = 4
 # turn: 20 s for one of 1,000. Most requests to a launcher are these looks.
 LOOKS_PER_S: Final = 50.0
 _MAX_PAUSE_S: Final = 30.0
+# Finding domains without a job takes longer the longer the queue is: a tenth of a second with 10,000 batches. It is
+# repeated after so many times as long, and a new batch waits no longer than that for its job.
+_PAUSE_PER_CREATION: Final = 9.0
 _TRANSIENT: Final = (ObjectStoreError, LauncherError, psycopg.OperationalError)
 
 
@@ -149,6 +152,7 @@ class Workers:
         self._idle_until: dict[str, float] = {}  # when to look at an idle job again, in monotonic seconds
         self._last_seq = Counter[str]()  # of the last job that had a step, by its kind
         self._launching: Future[bool] | None = None  # launches wait for each other, so one thread is enough
+        self._jobs_due = 0.0  # when to look again for domains without a job, in monotonic seconds
         self._looks = looks_per_s  # at running jobs
         self._looks_at = time.monotonic()  # when they were counted
 
@@ -170,7 +174,9 @@ class Workers:
         self._idle_until = {key: at for key, at in self._idle_until.items() if began < at}
         self._looks = min(self._looks_per_s, self._looks + self._looks_per_s * (began - self._looks_at))
         self._looks_at = began
-        create_jobs(self._backends)
+        if began >= self._jobs_due:
+            create_jobs(self._backends)
+            self._jobs_due = time.monotonic() + _PAUSE_PER_CREATION * (time.monotonic() - began)
         batches = deque(batches_to_advance(self._backends.pool, excluded=excluded))
         found = jobs_to_advance(
             self._backends,

@@ -1,5 +1,6 @@
 """The extension ``x_cloister`` of a retrieved batch."""
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -62,6 +63,7 @@ def test_waiting_batches_report_the_queue_position_of_their_job(
     assert [extension(http, batch_id)["queue_position"] for batch_id in ids] == [1, 2, 3]
     with api_pool.connection() as connection:
         connection.execute("UPDATE jobs SET launch_after = NULL WHERE id = %s", [jobs[0]])
+    time.sleep(0.2)  # a short queue is read again after a few milliseconds
     assert [extension(http, batch_id)["queue_position"] for batch_id in ids] == [None, 1, 2]
     assert [extension(http, batch_id)["job_id"] for batch_id in ids] == jobs
     with api_pool.connection() as connection:

@@ -13,6 +13,7 @@ import pytest
 from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
 from ray_job.contract.object_keys import parts_prefix
 from service.adapters.directory_object_store import DirectoryObjectStore
+from service.coordinator import leasing
 from service.db import Pool
 from service.errors import LauncherError, ObjectStoreError
 from service.model_catalogue import CatalogueModel
@@ -175,8 +176,10 @@ def test_connection_detects_a_lost_server_within_25_seconds(pool: Pool) -> None:
 
 
 def test_batches_complete_although_postgres_cuts_all_connections_repeatedly(
-    working: Stack, database_url: str, postgres_server_url: str
+    working: Stack, database_url: str, postgres_server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A job whose connection is cut after its lease was recorded never hears of it, and waits until it expires.
+    monkeypatch.setattr(leasing, "LEASE_S", 1)
     over = threading.Event()
 
     def cut() -> None:

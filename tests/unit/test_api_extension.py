@@ -20,7 +20,7 @@ def row(**changes: Any) -> RetrievedBatchRow:
         "rows_per_s": 10.0, "progress_at": NOW - timedelta(seconds=5),
         "created_at": NOW - timedelta(hours=2), "expires_at": NOW + timedelta(hours=22),
         "gpu_seconds": 30.04,
-        "queue_position": None, "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7,
+        "is_queued": False, "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7,
         "priority": 5, "paused_at": NOW,
         "job_id": "job-1", "failed_jobs": 1,
         "last_job_message": "the node went away", "now": NOW,
@@ -29,9 +29,9 @@ def row(**changes: Any) -> RetrievedBatchRow:
 
 
 def test_extension_of_a_running_batch_has_every_field() -> None:
-    assert Extension.from_row(row()).model_dump() == {
+    assert Extension.from_row(row(), queue_position=3).model_dump() == {
         "priority": 5, "paused_at": int(NOW.timestamp()),
-        "queue_position": None, "rate_rows_per_second": 10.0, "eta_seconds": 900,
+        "queue_position": 3, "rate_rows_per_second": 10.0, "eta_seconds": 900,
         "estimated_completion_at": int(NOW.timestamp()) + 900, "deadline_risk": "low", "gpu_seconds": 30.0,
         "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7, "job_id": "job-1", "failed_jobs": 1,
         "last_job_message": "the node went away", "estimate": None,
@@ -90,4 +90,4 @@ def test_deadline_risk_follows_eta_or_remaining_time(
 ) -> None:
     expires_at = NOW + timedelta(hours=hours_left)
     batch = row(status=status, rows_per_s=rate, expires_at=expires_at, created_at=expires_at - timedelta(hours=24))
-    assert Extension.from_row(batch).deadline_risk == risk
+    assert Extension.from_row(batch, queue_position=None).deadline_risk == risk

@@ -11,10 +11,11 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request
 from psycopg.types.json import Jsonb
 from pydantic import ValidationError
 
-from service.api.dependencies import BackendsDependency, ReadAccess, SubmitAccess
+from service.api.dependencies import BackendsDependency, QueuePositionsDependency, ReadAccess, SubmitAccess
 from service.api.errors import invalid_request
 from service.api.extension import RUNNABLE, Extension, RetrievedBatch
 from service.api.openapi import INVALID_CURSOR, INVALID_ID, TOO_MANY_WRONG_KEYS, WITH_KEY, described, link
+from service.api.queue_positions import QueuePositions
 from service.api.schemas import NEWEST, BatchObject, BatchRequest, Page, Text
 from service.backends import Backends
 from service.db import query
@@ -263,10 +264,11 @@ def list_batches(
     description="Return one batch, with `x_cloister` beside OpenAI's fields.",
     responses=described({400: INVALID_ID, 404: NO_BATCH}, links=_LINKS),
 )
-def retrieve_batch(backends: BackendsDependency, access: ReadAccess, batch_id: BatchId) -> RetrievedBatch:
+def retrieve_batch(
+    backends: BackendsDependency, positions: QueuePositionsDependency, access: ReadAccess, batch_id: BatchId
+) -> RetrievedBatch:
     """Return one batch, with ``x_cloister`` beside OpenAI's fields."""
-    row = find_batch(backends, access.project, batch_id)
-    return RetrievedBatch.from_row(row, x_cloister=Extension.from_row(row))
+    return _retrieved(find_batch(backends, access.project, batch_id), positions)
 
 
 @router.post(
@@ -313,13 +315,15 @@ def cancel_batch(backends: BackendsDependency, access: SubmitAccess, batch_id: B
         links={"resume": link("resumeBatch", "batch_id"), "retrieve": link("retrieveBatch", "batch_id")},
     ),
 )
-def pause_batch(backends: BackendsDependency, access: SubmitAccess, batch_id: BatchId) -> RetrievedBatch:
+def pause_batch(
+    backends: BackendsDependency, positions: QueuePositionsDependency, access: SubmitAccess, batch_id: BatchId
+) -> RetrievedBatch:
     """Stop the job of a batch and launch none until the batch is resumed.
 
     Raises:
         InvalidRequestError: status 409, no line is left to run.
     """
-    return _change_pause(backends, access.project, batch_id, "pause")
+    return _change_pause(backends, positions, access.project, batch_id, "pause")
 
 
 @router.post(
@@ -332,17 +336,19 @@ def pause_batch(backends: BackendsDependency, access: SubmitAccess, batch_id: Ba
         links={"retrieve": link("retrieveBatch", "batch_id")},
     ),
 )
-def resume_batch(backends: BackendsDependency, access: SubmitAccess, batch_id: BatchId) -> RetrievedBatch:
+def resume_batch(
+    backends: BackendsDependency, positions: QueuePositionsDependency, access: SubmitAccess, batch_id: BatchId
+) -> RetrievedBatch:
     """Let a paused batch go on with the lines that have no result.
 
     Raises:
         InvalidRequestError: status 409, no line is left to run.
     """
-    return _change_pause(backends, access.project, batch_id, "resume")
+    return _change_pause(backends, positions, access.project, batch_id, "resume")
 
 
 def _change_pause(
-    backends: Backends, project: Project, batch_id: str, change: Literal["pause", "resume"]
+    backends: Backends, positions: QueuePositions, project: Project, batch_id: str, change: Literal["pause", "resume"]
 ) -> RetrievedBatch:
     with backends.pool.connection() as connection:
         connection.execute(query(f"{change}_batch"), {"id": batch_id, "project_id": project.id})
@@ -353,4 +359,9 @@ def _change_pause(
             status_code=409,
             headers={"x-should-retry": "false"},
         )
-    return RetrievedBatch.from_row(row, x_cloister=Extension.from_row(row))
+    return _retrieved(row, positions)
+
+
+def _retrieved(row: RetrievedBatchRow, positions: QueuePositions) -> RetrievedBatch:
+    position = positions.now().get(row.job_id) if row.is_queued and row.job_id else None
+    return RetrievedBatch.from_row(row, x_cloister=Extension.from_row(row, queue_position=position))

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from fastapi import APIRouter
 
-from service.api.dependencies import BackendsDependency, ReadAccess
+from service.api.dependencies import BackendsDependency, QueuePositionsDependency, ReadAccess
 from service.api.openapi import WITH_KEY
 from service.api.schemas import Answer, unix_seconds
 from service.db.rows import JobRow, fetch_all
@@ -48,14 +48,14 @@ class JobObject(Answer):
     """Its last request to the coordinator."""
 
     @classmethod
-    def from_row(cls, row: JobRow) -> Self:
+    def from_row(cls, row: JobRow, *, queue_position: int | None) -> Self:
         """Return the job of a row."""
         return cls(
             id=row.id,
             object="job",
             model=row.model,
             status=row.status,
-            queue_position=row.queue_position,
+            queue_position=queue_position,
             accelerator=row.accelerator,
             gpus=row.gpus,
             engines=row.engines,
@@ -86,8 +86,9 @@ class JobList(Answer):
     "projects may share them: state, queue position and engines are those of the job, but what it holds and its rate "
     "count the batches of the project only.",
 )
-def list_jobs(backends: BackendsDependency, access: ReadAccess) -> JobList:
+def list_jobs(backends: BackendsDependency, positions: QueuePositionsDependency, access: ReadAccess) -> JobList:
     """List the jobs that can run batches of a project."""
     with backends.pool.connection() as connection:
         rows = fetch_all(connection, JobRow, "jobs_of_project", {"project_id": access.project.id})
-    return JobList(data=[JobObject.from_row(row) for row in rows])
+    queue = positions.now() if any(row.status == "queued" for row in rows) else {}
+    return JobList(data=[JobObject.from_row(row, queue_position=queue.get(row.id)) for row in rows])

@@ -152,9 +152,12 @@ FROM (
 ) AS waiting
 
 -- name: is_work_left
--- A lease that the job holds counts: it may have missed the answer that gave it.
+-- A lease that the job holds counts: it may have missed the answer that gave it. LIMIT makes Postgres begin with these
+-- leases, also while it has no statistics of thousands of new segments.
 SELECT EXISTS (SELECT FROM batches_to_lease WHERE model = %(model)s AND domain = %(domain)s)
-    OR EXISTS (SELECT FROM segments JOIN batches_at_work ON batches_at_work.id = batch_id
+    OR EXISTS (SELECT FROM segments CROSS JOIN LATERAL (
+                   SELECT FROM batches_at_work WHERE batches_at_work.id = segments.batch_id LIMIT 1
+               ) AS at_work
                WHERE job_id = %(job_id)s AND NOT is_done) AS is_left
 
 -- name: release_leases

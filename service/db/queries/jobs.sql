@@ -274,5 +274,6 @@ WHERE gone_at IS NULL AND draining_at IS NULL AND ended_at IS NULL
           AND (model, domain) NOT IN (SELECT model, domain FROM batches
                                       WHERE status = 'in_progress' AND segments_left > 0 AND paused_at IS NULL
                                         AND domain IS NOT NULL AND model IS NOT NULL)
-       OR EXISTS (SELECT FROM batches WHERE batches.id = jobs.domain AND status <> 'in_progress'))
+       OR launch_after IS NULL
+          AND EXISTS (SELECT FROM batches WHERE batches.id = jobs.domain AND status <> 'in_progress'))
 RETURNING id

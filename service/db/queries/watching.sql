@@ -5,17 +5,20 @@
 SELECT batches.*,
        (SELECT jsonb_agg(to_jsonb(e) ORDER BY e.ordinal) FROM batch_errors e WHERE e.batch_id = batches.id) AS errors,
        taking.id AS job_id,
-       CASE WHEN taking.launch_after IS NOT NULL THEN queue_position(taking.id) END AS queue_position,
+       taking.launch_after IS NOT NULL AS is_queued,
        coalesce((SELECT failures FROM domains WHERE domains.model = batches.model AND domains.domain = batches.domain), 0)
            AS failed_jobs,
        (SELECT data ->> 'reason' FROM batch_events
         WHERE batch_id = batches.id AND type = 'job.ended'
         ORDER BY batch_events.id DESC LIMIT 1) AS last_job_message,
        now() AS now
+-- LIMIT makes Postgres look the job up in the index, also while it has no statistics of thousands of new jobs.
 FROM batches LEFT JOIN LATERAL (
     SELECT jobs.id, launch_after FROM jobs
     WHERE jobs.model = batches.model AND jobs.domain = batches.domain AND draining_at IS NULL AND ended_at IS NULL
-) AS taking ON batches.status = 'in_progress' AND paused_at IS NULL
+        AND batches.status = 'in_progress' AND paused_at IS NULL
+    LIMIT 1
+) AS taking ON true
 WHERE batches.id = %(id)s AND project_id = %(project_id)s
 
 -- name: watched_batch
@@ -41,10 +44,8 @@ SELECT jobs.id, jobs.model, accelerator, gpus, engines, jobs.created_at, launche
             WHEN engines = 0 THEN 'starting'
             WHEN idle_since IS NOT NULL THEN 'warm'
             ELSE 'working' END AS status,
-       position AS queue_position,
        leased.segments, leased.batches, leased.lease_age_s, work.rows_per_s, work.segments_left
-FROM jobs LEFT JOIN (SELECT id, position FROM job_queue) AS queue USING (id)
-CROSS JOIN LATERAL (
+FROM jobs CROSS JOIN LATERAL (
     SELECT count(*) AS segments, count(DISTINCT batch_id) AS batches,
            extract(epoch FROM now() - min(leased_at))::double precision AS lease_age_s
     FROM segments JOIN batches ON batches.id = batch_id
@@ -61,6 +62,10 @@ WHERE gone_at IS NULL
   AND (domain = 'stack' OR domain = %(project_id)s
        OR domain IN (SELECT id FROM batches WHERE project_id = %(project_id)s AND status = 'in_progress'))
 ORDER BY jobs.seq
+
+-- name: job_queues
+-- The jobs of each queue in its order.
+SELECT array_agg(id ORDER BY position) AS ids FROM job_queue GROUP BY accelerator
 
 -- name: job_totals
 -- Jobs by state, and what is measured about them.
