@@ -179,7 +179,7 @@ def test_batches_complete_although_postgres_cuts_all_connections_repeatedly(
     working: Stack, database_url: str, postgres_server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A job whose connection is cut after its lease was recorded never hears of it, and waits until it expires.
-    monkeypatch.setattr(leasing, "LEASE_S", 1)
+    monkeypatch.setattr(leasing, "LEASE_S", 0.1)
     over = threading.Event()
 
     def cut() -> None:
