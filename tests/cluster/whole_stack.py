@@ -42,6 +42,10 @@ _MODEL: Final = {
     "sharing": "batch",
     "keep_warm_s": 0,
 }
+# The same weights, with jobs as users have them, but for a shorter time.
+WARM: Final = "warm"
+KEEP_WARM_S: Final = 15
+_WARM_MODEL: Final = {"id": WARM, "sharing": "project", "keep_warm_s": KEEP_WARM_S}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +122,7 @@ def changed_sections(cluster: ControlPlane, images: Mapping[str, Image]) -> dict
         },
         "network": {"kubernetes_api": {"networks": [f"{server.hostname}/32"], "port": server.port}},
         "node_pools": _POOLS,
-        "models": [model | _MODEL for model in file["models"]],
+        "models": [model | _MODEL | changes for model in file["models"] for changes in ({}, _WARM_MODEL)],
         "keep_data": False,
         **_VOLUMES,
     }

@@ -44,7 +44,7 @@ _SHARING: Final = {model.id: model.sharing for model in _MODELS}
 _TRANSIENT: Final = (ObjectStoreError, LauncherError, psycopg.OperationalError)
 _PASS_LIMIT: Final = 200
 _MOST_BATCHES: Final = 4
-_ACTIONS: Final = (10, 40)
+_ACTIONS: Final = (10, 34)
 # Seconds between two rounds at the end of a history: the longer, the more rounds without progress came before.
 _ROUNDS_S: Final = (2, 5, 30, 90, 300, 600)
 _QUIET_WITHIN: Final = timedelta(minutes=90)
