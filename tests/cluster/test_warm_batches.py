@@ -1,5 +1,6 @@
 """Small batches on warm engines of a whole stack, and the end of their pods."""
 
+import sys
 import time
 
 import pytest
@@ -27,7 +28,7 @@ def lines(name: str) -> list[str]:
 
 
 def test_second_batch_runs_on_warm_engines_and_pods_go_after_the_last(
-    whole_stack: WholeStack, node_api: KubernetesApi
+    whole_stack: WholeStack, node_api: KubernetesApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cold = submit(whole_stack, lines("cold"))
     job_id = wait(whole_stack, cold, lambda _: job_of(whole_stack, cold) is not None, within_s=60, what="a job")
@@ -44,6 +45,7 @@ def test_second_batch_runs_on_warm_engines_and_pods_go_after_the_last(
         assert time.monotonic() - ended < GONE_AFTER_S + 60, "the pods of the job are still there"
         time.sleep(0.5)
     gone = time.monotonic()
-    print(f"\nwarm batch of {LINES} lines: {ended - began:.1f} s; its pods were gone {gone - ended:.1f} s later")
+    with capsys.disabled():
+        sys.stdout.write(f"\nwarm batch: {ended - began:.1f} s; its pods were gone {gone - ended:.1f} s later\n")
     assert ended - began <= WARM_BATCH_S
     assert KEEP_WARM_S - 5 <= gone - ended <= GONE_AFTER_S
