@@ -8,6 +8,7 @@ import pulumi
 
 from infra.batch_service.components import BatchService
 from infra.batch_service.pods import ServiceSettings
+from infra.capacity.job_sizes import job_slots
 from infra.data.database import DatabaseConnection
 from infra.data.object_store import ObjectStoreConnection
 from infra.jobs.pods import RayJobArgs
@@ -51,6 +52,9 @@ def deploy_batch_service(
         has_database_ca=bool(postgres.ca_pem),
         object_store_url=store.url,
         max_running_jobs=file.limits.max_running_jobs,
+        job_slots=job_slots(
+            [model.spec for model in config.catalogue.values()], config.pools, most=file.limits.max_running_jobs
+        ),
         retention_days=file.retention_days,
         workspace_gib=file.workspace_gib,
         log_level=file.log_level,

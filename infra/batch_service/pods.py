@@ -43,7 +43,8 @@ class ServiceSettings:
         database_url: URL of the owner's role, without a password.
         has_database_ca: whether the ConfigMap ``database-ca`` exists.
         object_store_url: ``s3://bucket/prefix?endpoint_url=…&region=…``.
-        max_running_jobs: jobs that run at the same time.
+        max_running_jobs: jobs that run at the same time on each accelerator.
+        job_slots: the same for accelerators where that would be too many.
         retention_days: retention of files and ended batches, in days.
         workspace_gib: disk of each pod of API and reconciler for uploads and for results that are being assembled, in
             GiB.
@@ -60,6 +61,7 @@ class ServiceSettings:
     has_database_ca: bool
     object_store_url: pulumi.Input[str]
     max_running_jobs: int
+    job_slots: Mapping[str, int]
     retention_days: int
     workspace_gib: int
     log_level: str
@@ -164,6 +166,9 @@ def _server_pod(
         "CLOISTER_MODELS": f"{_MODELS_DIRECTORY}/models.yaml",
         "CLOISTER_HOST": "0.0.0.0",  # noqa: S104 - the pod's address; network policies limit its clients
         "CLOISTER_MAX_RUNNING_JOBS": str(settings.max_running_jobs),
+        "CLOISTER_MAX_RUNNING_JOBS_BY_ACCELERATOR": ",".join(
+            f"{name}={slots}" for name, slots in settings.job_slots.items()
+        ),
         "CLOISTER_RETENTION_DAYS": str(settings.retention_days),
         "CLOISTER_LOG_LEVEL": settings.log_level,
     }

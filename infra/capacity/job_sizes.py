@@ -5,6 +5,7 @@ pools: a head and one CPU worker fit together on one node of the CPU pool, howev
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -134,6 +135,29 @@ def gpu_workers(model: ModelSpec, pool: NodePool) -> GroupSize:
         min_replicas=0,
         max_replicas=model.concurrency * hosts,
     )
+
+
+def job_slots(models: Iterable[ModelSpec], pools: Mapping[str, NodePool], *, most: int) -> dict[str, int]:
+    """Return how many jobs may run at the same time on accelerators where an engine takes several nodes.
+
+    All engines of all of these jobs find their nodes together. With more jobs, each could hold a part of the nodes that
+    its engine needs and wait for the others for ever. Other accelerators are left out: an engine on one node either
+    runs or holds nothing.
+
+    Args:
+        models: the models of the stack.
+        pools: the node pools by the accelerator's name.
+        most: the limit of jobs on any accelerator.
+    """
+    nodes: dict[str, int] = {}
+    spread: set[str] = set()
+    for model in models:
+        if model.accelerator in pools and pools[model.accelerator].gpus_per_node:
+            hosts = hosts_per_engine(model, pools[model.accelerator])
+            nodes[model.accelerator] = max(nodes.get(model.accelerator, 0), model.concurrency * hosts)
+            if hosts > 1:
+                spread.add(model.accelerator)
+    return {name: max(1, min(most, pools[name].node_count // nodes[name])) for name in sorted(spread)}
 
 
 def _thousandths(cpus: float) -> int:

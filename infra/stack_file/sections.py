@@ -227,7 +227,13 @@ class JobsSection(Section):
 class LimitsSection(Section):
     """The most of the cluster that the stack uses."""
 
-    max_running_jobs: Count = key("jobs that run at the same time", 4, default=2, unit="jobs")
+    max_running_jobs: Count = key(
+        "jobs that run at the same time on each accelerator; fewer where an engine takes several nodes and not all "
+        "engines of all jobs have room",
+        4,
+        default=2,
+        unit="jobs",
+    )
     job_cpus: Count | None = key(
         "CPUs of all jobs together; without it those of all pools", 64, default=None, unit="CPUs"
     )
