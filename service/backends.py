@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 from service.db import Pool
@@ -28,6 +29,7 @@ class Backends:
         retention_s: the most seconds for which files and ended batches are kept. A project can set another.
         workspace: the disk for uploads and partial results, and for plans and results of batches.
         max_transfers_per_key: large uploads and partial results that a key may have at a time in this process.
+        webhook_networks: networks that webhooks may be sent to besides public addresses.
     """
 
     pool: Pool
@@ -37,3 +39,4 @@ class Backends:
     retention_s: int = DEFAULT_RETENTION_S
     workspace: Workspace = field(default_factory=Workspace)
     max_transfers_per_key: int = DEFAULT_MAX_TRANSFERS_PER_KEY
+    webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()

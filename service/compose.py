@@ -33,4 +33,5 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
             retention_s=settings.retention_days * 24 * 3600,
             workspace=Workspace(size_bytes=settings.workspace_bytes),
             max_transfers_per_key=settings.max_transfers_per_key,
+            webhook_networks=settings.webhook_networks,
         )

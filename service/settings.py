@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -62,6 +63,16 @@ def parse_slots(value: Any) -> Any:
             raise ValueError("must be jobs by accelerator, e.g. a10g=3,v100=1")
         found[name] = int(count)
     return found
+
+
+def parse_networks(value: Any) -> Any:
+    """Read networks in CIDR notation, e.g. ``10.40.0.0/16,fd12::/16``."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(ip_network(item.strip()) for item in value.split(","))
+    except ValueError as error:
+        raise ValueError("must be networks in CIDR notation, e.g. 10.40.0.0/16,fd12::/16") from error
 
 
 class Settings(BaseSettings):
@@ -126,6 +137,12 @@ class Settings(BaseSettings):
         DEFAULT_MAX_TRANSFERS_PER_KEY, ge=1, le=10_000, validation_alias="CLOISTER_MAX_TRANSFERS_PER_KEY"
     )
     """The most uploads and partial results of more than 1 MiB that an API process handles at a time for one API key."""
+
+    # Webhooks.
+    webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_networks)] = (
+        Field(default=(), validation_alias="CLOISTER_WEBHOOK_NETWORKS")
+    )
+    """Networks that webhooks may be sent to besides public addresses, e.g. ``10.40.0.0/16``."""
 
     @property
     def workspace_bytes(self) -> int | None:

@@ -47,6 +47,7 @@ class ServiceSettings:
         retention_days: retention of files and ended batches, in days.
         workspace_gib: disk of each pod of API and reconciler for uploads and for results that are being assembled, in
             GiB.
+        webhook_networks: networks of webhook receivers.
         log_level: lowest level that is logged.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
         credentials_digest: digest of everything that the pods read from Secrets.
@@ -62,6 +63,7 @@ class ServiceSettings:
     max_running_jobs: int
     retention_days: int
     workspace_gib: int
+    webhook_networks: tuple[str, ...]
     log_level: str
     configuration_digest: str
     credentials_digest: pulumi.Input[str]
@@ -167,6 +169,8 @@ def _server_pod(
         "CLOISTER_RETENTION_DAYS": str(settings.retention_days),
         "CLOISTER_LOG_LEVEL": settings.log_level,
     }
+    if settings.webhook_networks:
+        shared["CLOISTER_WEBHOOK_NETWORKS"] = ",".join(settings.webhook_networks)
     live = {"httpGet": {"path": "/healthz", "port": "http"}, "timeoutSeconds": 5}
     # The server waits up to 5 s for a database connection before it reports a failure.
     ready = {"httpGet": {"path": "/readyz", "port": "http"}, "timeoutSeconds": 10}

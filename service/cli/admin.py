@@ -26,6 +26,7 @@ from service.projects import (
     set_project,
 )
 from service.quotas import Limits
+from service.settings import parse_networks
 from service.webhooks import EventType, create_endpoint, delete_endpoint, list_endpoints
 
 keys = typer.Typer(help="Manage the API keys of a stack.", no_args_is_help=True)
@@ -267,7 +268,14 @@ def create_webhook(
     with stack_database(data_dir) as pool:
         owner = find_project(pool, project)
         endpoint, secret = create_endpoint(
-            pool, project_id=owner.id, url=url, events=event or list(EventType), name=name, actor=OPERATOR
+            pool,
+            project_id=owner.id,
+            url=url,
+            events=event or list(EventType),
+            name=name,
+            actor=OPERATOR,
+            # The reconciler checks the address before each message; this command may run elsewhere.
+            networks=parse_networks("0.0.0.0/0,::/0"),
         )
     print(f"{endpoint.id}  {secret}")
 

@@ -92,6 +92,8 @@ class Plan:
             "CLOISTER_RAY_ADDRESS": f"http://127.0.0.1:{self.ray_port}",
             "CLOISTER_COORDINATOR_PORT": str(self.coordinator_port),
             "CLOISTER_COORDINATOR_URL": f"http://127.0.0.1:{self.coordinator_port}",
+            # This machine's own receivers; the caller can name others.
+            "CLOISTER_WEBHOOK_NETWORKS": os.environ.get("CLOISTER_WEBHOOK_NETWORKS") or "127.0.0.0/8,::1/128",
         }
         return self.child(
             name,

@@ -112,6 +112,7 @@ def create_webhook_endpoint(
             events=request.event_types,
             name=request.name,
             actor=access.key_id,
+            networks=backends.webhook_networks,
         )
     except WebhookUrlError as error:
         raise InvalidRequestError(f"Invalid 'url': {error}.", param="url", code="invalid_value") from error
