@@ -1,7 +1,7 @@
 """The backends that the API and the reconciler share."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
@@ -29,6 +29,7 @@ class Backends:
         retention_s: the most seconds for which files and ended batches are kept. A project can set another.
         workspace: the disk for uploads and partial results, and for plans and results of batches.
         max_transfers_per_key: large uploads and partial results that a key may have at a time in this process.
+        max_key_lifetime: how long after its creation an API key expires at the latest; None for no limit.
         webhook_networks: networks that webhooks may be sent to besides public addresses.
     """
 
@@ -39,4 +40,5 @@ class Backends:
     retention_s: int = DEFAULT_RETENTION_S
     workspace: Workspace = field(default_factory=Workspace)
     max_transfers_per_key: int = DEFAULT_MAX_TRANSFERS_PER_KEY
+    max_key_lifetime: timedelta | None = None
     webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()

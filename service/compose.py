@@ -33,5 +33,6 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
             retention_s=settings.retention_days * 24 * 3600,
             workspace=Workspace(size_bytes=settings.workspace_bytes),
             max_transfers_per_key=settings.max_transfers_per_key,
+            max_key_lifetime=settings.max_key_lifetime,
             webhook_networks=settings.webhook_networks,
         )

@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -138,11 +139,20 @@ class Settings(BaseSettings):
     )
     """The most uploads and partial results of more than 1 MiB that an API process handles at a time for one API key."""
 
+    # Clients.
+    max_key_days: int = Field(0, ge=0, le=36_500, validation_alias="CLOISTER_MAX_KEY_DAYS")
+    """Days after which any API key expires, counted from its creation; 0 for no limit."""
+
     # Webhooks.
     webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_networks)] = (
         Field(default=(), validation_alias="CLOISTER_WEBHOOK_NETWORKS")
     )
     """Networks that webhooks may be sent to besides public addresses, e.g. ``10.40.0.0/16``."""
+
+    @property
+    def max_key_lifetime(self) -> timedelta | None:
+        """``max_key_days`` as a duration; None for no limit."""
+        return timedelta(days=self.max_key_days) if self.max_key_days else None
 
     @property
     def workspace_bytes(self) -> int | None:

@@ -53,6 +53,7 @@ def deploy_batch_service(
         max_running_jobs=file.limits.max_running_jobs,
         retention_days=file.retention_days,
         workspace_gib=file.workspace_gib,
+        max_key_days=file.api.max_key_days,
         webhook_networks=tuple(file.network.webhook_networks),
         log_level=file.log_level,
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],

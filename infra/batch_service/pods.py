@@ -47,6 +47,7 @@ class ServiceSettings:
         retention_days: retention of files and ended batches, in days.
         workspace_gib: disk of each pod of API and reconciler for uploads and for results that are being assembled, in
             GiB.
+        max_key_days: days after which any API key expires; None for no limit.
         webhook_networks: networks of webhook receivers.
         log_level: lowest level that is logged.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
@@ -63,6 +64,7 @@ class ServiceSettings:
     max_running_jobs: int
     retention_days: int
     workspace_gib: int
+    max_key_days: int | None
     webhook_networks: tuple[str, ...]
     log_level: str
     configuration_digest: str
@@ -169,6 +171,8 @@ def _server_pod(
         "CLOISTER_RETENTION_DAYS": str(settings.retention_days),
         "CLOISTER_LOG_LEVEL": settings.log_level,
     }
+    if settings.max_key_days:
+        shared["CLOISTER_MAX_KEY_DAYS"] = str(settings.max_key_days)
     if settings.webhook_networks:
         shared["CLOISTER_WEBHOOK_NETWORKS"] = ",".join(settings.webhook_networks)
     live = {"httpGet": {"path": "/healthz", "port": "http"}, "timeoutSeconds": 5}

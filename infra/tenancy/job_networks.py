@@ -20,21 +20,28 @@ _OWN_PODS: Final = (
 )
 _VALIDATIONS: Final = (
     (
-        "has(object.spec.podSelector.matchLabels) && !has(object.spec.podSelector.matchExpressions) "
-        f"&& object.spec.podSelector.matchLabels.size() == 1 && '{JOB_LABEL}' in object.spec.podSelector.matchLabels",
+        (
+            "has(object.spec.podSelector.matchLabels) && !has(object.spec.podSelector.matchExpressions) "
+            "&& object.spec.podSelector.matchLabels.size() == 1 "
+            f"&& '{JOB_LABEL}' in object.spec.podSelector.matchLabels"
+        ),
         f"the policy must select pods by the label {JOB_LABEL} only",
     ),
     *(
         (
-            f"!has(object.spec.{direction}) || object.spec.{direction}.all(rule, has(rule.{side}) "
-            f"&& rule.{side}.size() > 0 && rule.{side}.all(peer, {_OWN_PODS}))",
+            (
+                f"!has(object.spec.{direction}) || object.spec.{direction}.all(rule, has(rule.{side}) "
+                f"&& rule.{side}.size() > 0 && rule.{side}.all(peer, {_OWN_PODS}))"
+            ),
             f"the policy must allow {direction} {side} the pods that it selects only",
         )
         for direction, side in (("ingress", "from"), ("egress", "to"))
     ),
     (
-        "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.size() == 1 "
-        "&& object.metadata.ownerReferences[0].kind == 'RayJob'",
+        (
+            "has(object.metadata.ownerReferences) && object.metadata.ownerReferences.size() == 1 "
+            "&& object.metadata.ownerReferences[0].kind == 'RayJob'"
+        ),
         "the policy must belong to a RayJob, so that it is deleted with the job",
     ),
 )

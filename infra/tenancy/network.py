@@ -2,8 +2,8 @@
 
 The namespaces of a stack deny every connection in both directions. A flow allows connections from one peer to the
 ports of another. Where both peers are pods of the stack, the policies of both allow it. The launcher creates the policy
-of flows within one job, with the job (``service.adapters.rayjob_templates``). docs/network.md is generated from the same
-flows (``infra.rendering.network_drawing``).
+of flows within one job, with the job (``service.adapters.rayjob_templates``). docs/network.md is generated from the
+same flows (``infra.rendering.network_drawing``).
 """
 
 from collections.abc import Mapping

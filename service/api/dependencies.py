@@ -59,7 +59,7 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
         address = request.client.host if request.client else ""
         if refusal := wrong_keys.refusal(address, key):
             raise refusal
-        access = authenticate(backends.pool, key)
+        access = authenticate(backends.pool, key, backends.max_key_lifetime)
         if access is None:
             wrong_keys.count(address)
             raise InvalidRequestError(

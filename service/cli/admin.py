@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -118,14 +118,22 @@ def list_keys(
     project: Annotated[str | None, typer.Option(help="List the keys of this project only.")] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """List the keys: id, last four characters, date, project, scopes, state and name."""
+    """List the keys: id, last four characters, date, project, scopes, state, last use and name.
+
+    The state counts the maximum lifetime in CLOISTER_MAX_KEY_DAYS, which every pod of a stack has.
+    """
     now = datetime.now(UTC)
+    max_days = os.environ.get("CLOISTER_MAX_KEY_DAYS", "")
+    max_lifetime = timedelta(days=int(max_days)) if max_days.isdecimal() and int(max_days) else None
     with stack_database(data_dir) as pool:
         project_id = find_project(pool, project).id if project else None
-        for key in list_api_keys(pool, project_id=project_id):
+        for key in list_api_keys(pool, project_id=project_id, max_lifetime=max_lifetime):
             created = f"{key.created_at:%Y-%m-%d}"
             scopes = ",".join(key.scopes)
-            print(f"{key.id}  …{key.hint}  {created}  {key.project_name}  {scopes}  {key.state(now)}  {key.name}")
+            used = f"used {key.last_used_at:%Y-%m-%d}" if key.last_used_at else "never used"
+            print(
+                f"{key.id}  …{key.hint}  {created}  {key.project_name}  {scopes}  {key.state(now)}  {used}  {key.name}"
+            )
 
 
 @keys.command("revoke")
