@@ -191,6 +191,7 @@ def _network_args(config: StackConfig, postgres: DatabaseConnection, store: Obje
         ingress_namespace=api.ingress.controller_namespace if api.ingress else "",
         client_namespaces=tuple(api.client_namespaces),
         monitoring_namespace=network.monitoring_namespace or "",
+        oidc_networks=tuple(network.oidc_networks),
         webhook_networks=tuple(network.webhook_networks),
         endpoint_networks=tuple(network.endpoint_networks) if endpoints else (),
         endpoint_ports=tuple(sorted({port(url) for url in endpoints})),

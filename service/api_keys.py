@@ -6,39 +6,36 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Final
 
 from service.db import Pool, query
 from service.db.rows import fetch_all, fetch_value
 from service.errors import CloisterError
 from service.projects import Project, audit
+from service.scopes import DEFAULT_SCOPES, Scope
 
 _KEY_PREFIX: Final = "sk-cloister-"
-
-
-class Scope(StrEnum):
-    """A permission of a key.
-
-    ``read`` lists and retrieves; ``submit`` uploads, creates, cancels and deletes; ``admin`` manages webhook endpoints
-    and reads the audit log.
-    """
-
-    READ = "read"
-    SUBMIT = "submit"
-    ADMIN = "admin"
-
-
-DEFAULT_SCOPES: Final = (Scope.READ, Scope.SUBMIT)
+PERSON_PREFIX: Final = "user:"
+"""Start of the identity of a person, which no id of a key has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Permissions of a request: the project it acts for, the key it used, and the scopes of that key."""
+    """Permissions of a request.
+
+    Attributes:
+        project: the project that it acts for.
+        key_id: the API key; of a person, ``identity``.
+        scopes: what it may do.
+        identity: who acts, for the audit log: the id of the key, or ``user:`` and the subject of a person's token.
+        expires_at: when a person's token expires; aware. None for a key, whose expiry the database knows.
+    """
 
     project: Project
     key_id: str
     scopes: frozenset[Scope]
+    identity: str
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +136,8 @@ def authenticate(pool: Pool, key: str, max_lifetime: timedelta | None = None) ->
         if row["is_use_due"]:
             connection.execute(query("note_use_of_api_key"), {"id": row["id"]})
     project = Project(id=row["project_id"], name=row["project_name"])
-    return Access(project=project, key_id=row["id"], scopes=frozenset(map(Scope, row["scopes"])))
+    scopes = frozenset(map(Scope, row["scopes"]))
+    return Access(project=project, key_id=row["id"], scopes=scopes, identity=row["id"])
 
 
 def digests_of_valid_keys(pool: Pool, max_lifetime: timedelta | None = None) -> frozenset[bytes]:

@@ -23,7 +23,9 @@ from pydantic_settings import (
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.backends import DEFAULT_MAX_TRANSFERS_PER_KEY
+from service.config_sections import problems_of
 from service.errors import SettingsError
+from service.oidc.section import OidcSection
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LauncherKind = Literal["ray_jobs", "kuberay"]
@@ -74,6 +76,17 @@ def parse_networks(value: Any) -> Any:
         return tuple(ip_network(item.strip()) for item in value.split(","))
     except ValueError as error:
         raise ValueError("must be networks in CIDR notation, e.g. 10.40.0.0/16,fd12::/16") from error
+
+
+def parse_oidc(value: Any) -> Any:
+    """Read the section ``oidc`` of a stack file from JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return OidcSection.model_validate_json(value)
+    except ValidationError as error:
+        problems = problems_of(error, OidcSection, None)
+        raise ValueError(f"is no section oidc as JSON: {'; '.join(map(str, problems))}") from error
 
 
 class Settings(BaseSettings):
@@ -142,6 +155,11 @@ class Settings(BaseSettings):
     # Clients.
     max_key_days: int = Field(0, ge=0, le=36_500, validation_alias="CLOISTER_MAX_KEY_DAYS")
     """Days after which any API key expires, counted from its creation; 0 for no limit."""
+
+    oidc: Annotated[OidcSection | None, NoDecode, BeforeValidator(parse_oidc)] = Field(
+        None, validation_alias="CLOISTER_OIDC"
+    )
+    """The issuer whose tokens people sign in with: the section ``oidc`` of a stack file, as JSON."""
 
     # Webhooks.
     webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_networks)] = (
@@ -227,7 +245,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
                 reason = f"must be a whole number from {low.ge} to {high.le}"
             if details["type"] == "missing":
                 problems.append(f"{name} is not set")
-            elif name == "CLOISTER_OBJECT_STORE":
+            elif name in {"CLOISTER_OBJECT_STORE", "CLOISTER_OIDC"}:
                 problems.append(f"{name}: {reason}")
             elif name == "CLOISTER_DATABASE_URL":  # a connection string can hold a password
                 problems.append(f"{name} {reason}")

@@ -48,6 +48,7 @@ class ServiceSettings:
         workspace_gib: disk of each pod of API and reconciler for uploads and for results that are being assembled, in
             GiB.
         max_key_days: days after which any API key expires; None for no limit.
+        oidc: the section ``oidc`` as JSON; empty without it.
         webhook_networks: networks of webhook receivers.
         log_level: lowest level that is logged.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
@@ -65,6 +66,7 @@ class ServiceSettings:
     retention_days: int
     workspace_gib: int
     max_key_days: int | None
+    oidc: str
     webhook_networks: tuple[str, ...]
     log_level: str
     configuration_digest: str
@@ -74,6 +76,8 @@ class ServiceSettings:
 def api_pod(settings: ServiceSettings) -> dict[str, Any]:
     """Return the pod template of the API."""
     environment = {"CLOISTER_PORT": str(API_PORT), "CLOISTER_WORKSPACE_GIB": str(settings.workspace_gib)}
+    if settings.oidc:
+        environment["CLOISTER_OIDC"] = settings.oidc
     return _server_pod(
         settings,
         API,

@@ -30,6 +30,7 @@ from infra.stack_file.values import (
 from ray_job.contract.cluster import MIN_POSTGRES
 from service.config_sections import Section, key
 from service.model_catalogue import AcceleratorSection, Count, ModelEntry
+from service.oidc.section import OidcSection
 
 PROJECT: Final = "cloister"
 """The Pulumi project: the namespace of the keys in a stack file."""
@@ -269,6 +270,7 @@ class StackFile(Section):
     models: Annotated[list[ModelEntry], Field(min_length=1)] = key("the models; see below", [])
     model_weights: ModelWeightsSection = key("see below", {}, default=ImageWeightsSection(kind="image"))
     api: ApiSection = key("see below", {}, default=ApiSection())
+    oidc: OidcSection | None = key("see below; without it the API accepts API keys only", {}, default=None)
     jobs: JobsSection = key("see below", {}, default=JobsSection())
     limits: LimitsSection = key("see below", {}, default=LimitsSection())
     keep_data: bool = key(

@@ -104,6 +104,7 @@ class NetworkArgs:
         ingress_namespace: namespace of the ingress controller; empty without an ingress.
         client_namespaces: namespaces whose pods call the API inside the cluster.
         monitoring_namespace: namespace of Prometheus; empty without it.
+        oidc_networks: addresses of the public keys of the OpenID Connect issuer.
         webhook_networks: networks of webhook receivers.
         endpoint_networks: networks of the http engine's endpoints.
         endpoint_ports: ports of these endpoints.
@@ -125,6 +126,7 @@ class NetworkArgs:
     ingress_namespace: str = ""
     client_namespaces: tuple[str, ...] = ()
     monitoring_namespace: str = ""
+    oidc_networks: tuple[str, ...] = ()
     webhook_networks: tuple[str, ...] = ()
     endpoint_networks: tuple[str, ...] = ()
     endpoint_ports: tuple[int, ...] = ()
@@ -147,6 +149,9 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
             Flow(source=prometheus, target=api, ports=(API_PORT,), why="metrics"),
             Flow(source=prometheus, target=reconciler, ports=(RECONCILER_PORT,), why="metrics"),
         ]
+    if args.oidc_networks:
+        issuer = Networks(name="OpenID Connect issuer", cidrs=args.oidc_networks)
+        found.append(Flow(source=api, target=issuer, ports=(_HTTPS,), why="public keys of tokens"))
     if args.webhook_networks:
         webhooks = Networks(name="webhook receivers", cidrs=args.webhook_networks)
         found.append(Flow(source=reconciler, target=webhooks, ports=(_HTTPS,), why="webhooks"))

@@ -19,7 +19,7 @@ import psycopg
 import structlog
 
 from service.api.extension import rate_and_eta
-from service.api_keys import valid_readers
+from service.api_keys import PERSON_PREFIX, valid_readers
 from service.db import CONNECTION_LIMITS, Pool
 from service.db.rows import WatchedBatchRow, fetch_all
 from service.transitions import FINAL
@@ -225,7 +225,8 @@ class Watching:
         """End the streams of keys that were revoked or have expired."""
         while True:
             await asyncio.sleep(self._key_check_s)
-            watching = set(self._streams)
+            # The streams of people end with their tokens.
+            watching = {key_id for key_id in self._streams if not key_id.startswith(PERSON_PREFIX)}
             try:
                 valid = set()
                 if watching:

@@ -5,13 +5,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import psycopg
 import typer
 
-from service.api_keys import DEFAULT_SCOPES, Scope, create_api_key, list_api_keys, revoke_api_key
+from service.api_keys import create_api_key, list_api_keys, revoke_api_key
 from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
 from service.db import Pool, open_pool, query
 from service.errors import CloisterError
@@ -26,7 +27,7 @@ from service.projects import (
     set_project,
 )
 from service.quotas import Limits
-from service.settings import parse_networks
+from service.scopes import DEFAULT_SCOPES, Scope
 from service.webhooks import EventType, create_endpoint, delete_endpoint, list_endpoints
 
 keys = typer.Typer(help="Manage the API keys of a stack.", no_args_is_help=True)
@@ -283,7 +284,7 @@ def create_webhook(
             name=name,
             actor=OPERATOR,
             # The reconciler checks the address before each message; this command may run elsewhere.
-            networks=parse_networks("0.0.0.0/0,::/0"),
+            networks=(ip_network("0.0.0.0/0"), ip_network("::/0")),
         )
     print(f"{endpoint.id}  {secret}")
 

@@ -14,6 +14,9 @@ RETURNING id, name
 -- name: project_by_name
 SELECT id, name FROM projects WHERE name = %(name)s OR id = %(name)s
 
+-- name: open_projects
+SELECT id, name FROM projects WHERE name = ANY (%(names)s) AND archived_at IS NULL ORDER BY name
+
 -- name: list_projects
 SELECT projects.*, batches, requests, tokens, stored_bytes
 FROM projects
