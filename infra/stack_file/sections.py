@@ -192,14 +192,6 @@ class IngressSection(Section):
 class ApiSection(Section):
     """The HTTP API."""
 
-    max_key_days: Annotated[int, Field(ge=1, le=36_500)] | None = key(
-        "how long after its creation an API key expires at the latest, also one that exists; without it only keys "
-        "that were created with an expiry expire",
-        90,
-        default=None,
-        unit="days",
-    )
-
     replicas: Annotated[int, Field(ge=2)] = key("pods at rest, spread over the nodes", 3, default=2, unit="pods")
     max_replicas: Annotated[int, Field(ge=2)] = key("the most pods under load", 8, default=4, unit="pods")
     ingress: IngressSection | None = key(
@@ -207,6 +199,13 @@ class ApiSection(Section):
     )
     client_namespaces: list[DnsLabel] = key(
         "namespaces whose pods may call the API inside the cluster", ["acme-etl"], default=[]
+    )
+    max_key_days: Annotated[int, Field(ge=1, le=36_500)] | None = key(
+        "how long after its creation an API key expires at the latest, also one that exists; without it only keys "
+        "that were created with an expiry expire",
+        90,
+        default=None,
+        unit="days",
     )
 
 

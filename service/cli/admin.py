@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,7 @@ webhooks = typer.Typer(help="Manage the webhook endpoints of a stack.", no_args_
 
 _DAY_S: Final = 24 * 3600
 _MAX_DIGITS: Final = 19
+_MAX_KEY_DAYS: Final = re.compile(r"[1-9]\d{0,4}")
 # The largest value of each column of the table projects.
 _MAX_LIMITS: Final = {
     "max_batches_in_progress": (1 << 31) - 1,
@@ -125,7 +127,7 @@ def list_keys(
     """
     now = datetime.now(UTC)
     max_days = os.environ.get("CLOISTER_MAX_KEY_DAYS", "")
-    max_lifetime = timedelta(days=int(max_days)) if max_days.isdecimal() and int(max_days) else None
+    max_lifetime = timedelta(days=int(max_days)) if _MAX_KEY_DAYS.fullmatch(max_days) else None
     with stack_database(data_dir) as pool:
         project_id = find_project(pool, project).id if project else None
         for key in list_api_keys(pool, project_id=project_id, max_lifetime=max_lifetime):

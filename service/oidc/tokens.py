@@ -112,7 +112,7 @@ class Keys:
             trust = ssl.create_default_context()
             with httpx.Client(verify=trust, trust_env=False, follow_redirects=False, timeout=_TIMEOUT_S) as client:
                 self._keys = _parse_keys(client.get(str(self._url)).raise_for_status().text)
-        except (httpx.HTTPError, OSError, KeysError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, KeysError) as error:
             logger.warning("oidc.keys_not_read", url=self._url, error=type(error).__name__, known=len(self._keys))
 
 
