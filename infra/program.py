@@ -24,6 +24,7 @@ from infra.shared_platform.deploy import deploy_platform
 from infra.stack_file.reading import ConfigError, StackConfig, read_config
 from infra.stack_file.sections import CloudNativePgSection, ExternalDatabaseSection, S3ObjectStoreSection
 from infra.tenancy.credentials import Credentials
+from infra.tenancy.job_networks import JobNetworks
 from infra.tenancy.namespaces import Namespaces
 from infra.tenancy.network import Network, NetworkArgs, Networks, Pods
 from infra.tenancy.rbac import Rbac
@@ -84,7 +85,8 @@ def deploy(config: StackConfig) -> dict[str, Any]:
     before_migrations: list[pulumi.Resource] = [*secrets, *postgres.depends_on, *store.depends_on]
     if postgres.ca_pem:
         before_migrations += DatabaseCa("database-ca", names, postgres.ca_pem, opts=after(*foundation)).resources
-    before_migrations += Rbac("access", names, opts=after(*foundation)).resources
+    limits = JobNetworks("job-networks", names, opts=after(*foundation)).resources
+    before_migrations += Rbac("access", names, opts=after(*foundation, *limits)).resources
     Network("network", _network_args(config, postgres, store), opts=after(*foundation))
 
     service = deploy_batch_service(
@@ -189,6 +191,7 @@ def _network_args(config: StackConfig, postgres: DatabaseConnection, store: Obje
         ingress_namespace=api.ingress.controller_namespace if api.ingress else "",
         client_namespaces=tuple(api.client_namespaces),
         monitoring_namespace=network.monitoring_namespace or "",
+        oidc_networks=tuple(network.oidc_networks),
         webhook_networks=tuple(network.webhook_networks),
         endpoint_networks=tuple(network.endpoint_networks) if endpoints else (),
         endpoint_ports=tuple(sorted({port(url) for url in endpoints})),

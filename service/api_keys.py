@@ -5,45 +5,42 @@ import hmac
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
-from enum import StrEnum
+from datetime import datetime, timedelta
 from typing import Final
 
 from service.db import Pool, query
 from service.db.rows import fetch_all, fetch_value
 from service.errors import CloisterError
 from service.projects import Project, audit
+from service.scopes import DEFAULT_SCOPES, Scope
 
 _KEY_PREFIX: Final = "sk-cloister-"
-
-
-class Scope(StrEnum):
-    """A permission of a key.
-
-    ``read`` lists and retrieves; ``submit`` uploads, creates, cancels and deletes; ``admin`` manages webhook endpoints
-    and reads the audit log.
-    """
-
-    READ = "read"
-    SUBMIT = "submit"
-    ADMIN = "admin"
-
-
-DEFAULT_SCOPES: Final = (Scope.READ, Scope.SUBMIT)
+PERSON_PREFIX: Final = "user:"
+"""Start of the identity of a person, which no id of a key has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Permissions of a request: the project it acts for, the key it used, and the scopes of that key."""
+    """Permissions of a request.
+
+    Attributes:
+        project: the project that it acts for.
+        key_id: the API key; of a person, ``identity``.
+        scopes: what it may do.
+        identity: who acts, for the audit log: the id of the key, or ``user:`` and the subject of a person's token.
+        expires_at: when a person's token expires; aware. None for a key, whose expiry the database knows.
+    """
 
     project: Project
     key_id: str
     scopes: frozenset[Scope]
+    identity: str
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A stored key. All times are aware."""
+    """A stored key. All times are aware; ``expires_at`` is never later than the stack's maximum lifetime allows."""
 
     id: str
     name: str
@@ -54,6 +51,7 @@ class ApiKey:
     expires_at: datetime | None
     revoked_at: datetime | None
     archived_at: datetime | None
+    last_used_at: datetime | None
 
     def state(self, now: datetime) -> str:
         """Return whether the key is valid at an aware time; if not, the reason and since when."""
@@ -117,36 +115,50 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def authenticate(pool: Pool, key: str) -> Access | None:
-    """Return the access that a key grants, or None if it is unknown, expired or revoked."""
+def authenticate(pool: Pool, key: str, max_lifetime: timedelta | None = None) -> Access | None:
+    """Return the access that a key grants, or None if it is unknown, expired or revoked.
+
+    The use is recorded once a minute.
+
+    Args:
+        pool: the database.
+        key: the key.
+        max_lifetime: how long after its creation any key expires; None for no limit.
+    """
     digest = key_digest(key)
+    values = {"key_sha256": digest, "max_lifetime": max_lifetime}
     with pool.connection() as connection:
-        rows = connection.execute(query("api_keys_by_digest"), {"key_sha256": digest}).fetchall()
-    for row in rows:
+        rows = connection.execute(query("api_keys_by_digest"), values).fetchall()
         # The lookup used a prefix of the digest: its duration reveals nothing about the rest.
-        if hmac.compare_digest(row["key_sha256"], digest):
-            project = Project(id=row["project_id"], name=row["project_name"])
-            return Access(project=project, key_id=row["id"], scopes=frozenset(map(Scope, row["scopes"])))
-    return None
+        row = next((row for row in rows if hmac.compare_digest(row["key_sha256"], digest)), None)
+        if row is None:
+            return None
+        if row["is_use_due"]:
+            connection.execute(query("note_use_of_api_key"), {"id": row["id"]})
+    project = Project(id=row["project_id"], name=row["project_name"])
+    scopes = frozenset(map(Scope, row["scopes"]))
+    return Access(project=project, key_id=row["id"], scopes=scopes, identity=row["id"])
 
 
-def digests_of_valid_keys(pool: Pool) -> frozenset[bytes]:
+def digests_of_valid_keys(pool: Pool, max_lifetime: timedelta | None = None) -> frozenset[bytes]:
     """Return the first 8 bytes of the digest of each key that is valid now."""
     with pool.connection() as connection:
-        rows = connection.execute(query("digests_of_valid_keys")).fetchall()
+        rows = connection.execute(query("digests_of_valid_keys"), {"max_lifetime": max_lifetime}).fetchall()
     return frozenset(row["digest"] for row in rows)
 
 
-def valid_readers(pool: Pool, key_ids: Iterable[str]) -> set[str]:
+def valid_readers(pool: Pool, key_ids: Iterable[str], max_lifetime: timedelta | None = None) -> set[str]:
     """Return those of the keys, by id, that are valid now and may read."""
+    values = {"ids": list(key_ids), "max_lifetime": max_lifetime}
     with pool.connection() as connection:
-        return {row["id"] for row in connection.execute(query("valid_readers"), {"ids": list(key_ids)}).fetchall()}
+        return {row["id"] for row in connection.execute(query("valid_readers"), values).fetchall()}
 
 
-def list_api_keys(pool: Pool, *, project_id: str | None = None) -> list[ApiKey]:
+def list_api_keys(pool: Pool, *, project_id: str | None = None, max_lifetime: timedelta | None = None) -> list[ApiKey]:
     """List every key, or every key of one project, oldest first."""
+    values = {"project_id": project_id, "max_lifetime": max_lifetime}
     with pool.connection() as connection:
-        return fetch_all(connection, ApiKey, "list_api_keys", {"project_id": project_id})
+        return fetch_all(connection, ApiKey, "list_api_keys", values)
 
 
 def revoke_api_key(pool: Pool, key_id: str) -> bool:

@@ -1,13 +1,17 @@
 """The backends that the API and the reconciler share."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Network, IPv6Network
+from typing import TYPE_CHECKING, Final
 
 from service.db import Pool
 from service.model_catalogue import Catalogue
 from service.ports import ObjectStore
 from service.workspace import Workspace
+
+if TYPE_CHECKING:
+    from service.oidc.tokens import Issuer
 
 DEFAULT_RETENTION_S: Final = 30 * 24 * 3600
 DEFAULT_MAX_TRANSFERS_PER_KEY: Final = 16
@@ -28,6 +32,9 @@ class Backends:
         retention_s: the most seconds for which files and ended batches are kept. A project can set another.
         workspace: the disk for uploads and partial results, and for plans and results of batches.
         max_transfers_per_key: large uploads and partial results that a key may have at a time in this process.
+        max_key_lifetime: how long after its creation an API key expires at the latest; None for no limit.
+        oidc: the issuer whose tokens people sign in with; None for API keys only.
+        webhook_networks: networks that webhooks may be sent to besides public addresses.
     """
 
     pool: Pool
@@ -37,3 +44,6 @@ class Backends:
     retention_s: int = DEFAULT_RETENTION_S
     workspace: Workspace = field(default_factory=Workspace)
     max_transfers_per_key: int = DEFAULT_MAX_TRANSFERS_PER_KEY
+    max_key_lifetime: timedelta | None = None
+    oidc: "Issuer | None" = None
+    webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()

@@ -8,6 +8,7 @@ from service.adapters.open_object_store import open_object_store
 from service.backends import Backends
 from service.db import open_pool
 from service.model_catalogue import load_catalogue
+from service.oidc.tokens import Issuer
 from service.settings import Settings
 from service.workspace import Workspace
 
@@ -20,6 +21,7 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
 
     Raises:
         SettingsError: the model catalogue is invalid.
+        KeysError: the public keys in ``CLOISTER_OIDC`` cannot be used.
         ObjectStoreError: the directory of the object store cannot be created.
     """
     catalogue = load_catalogue(settings.models_path)
@@ -33,4 +35,7 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
             retention_s=settings.retention_days * 24 * 3600,
             workspace=Workspace(size_bytes=settings.workspace_bytes),
             max_transfers_per_key=settings.max_transfers_per_key,
+            max_key_lifetime=settings.max_key_lifetime,
+            oidc=Issuer(settings.oidc) if settings.oidc else None,
+            webhook_networks=settings.webhook_networks,
         )

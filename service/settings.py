@@ -4,6 +4,8 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -21,7 +23,9 @@ from pydantic_settings import (
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.backends import DEFAULT_MAX_TRANSFERS_PER_KEY
+from service.config_sections import problems_of
 from service.errors import SettingsError
+from service.oidc.section import OidcSection
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LauncherKind = Literal["ray_jobs", "kuberay"]
@@ -62,6 +66,27 @@ def parse_slots(value: Any) -> Any:
             raise ValueError("must be jobs by accelerator, e.g. a10g=3,v100=1")
         found[name] = int(count)
     return found
+
+
+def parse_networks(value: Any) -> Any:
+    """Read networks in CIDR notation, e.g. ``10.40.0.0/16,fd12::/16``."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(ip_network(item.strip()) for item in value.split(","))
+    except ValueError as error:
+        raise ValueError("must be networks in CIDR notation, e.g. 10.40.0.0/16,fd12::/16") from error
+
+
+def parse_oidc(value: Any) -> Any:
+    """Read the section ``oidc`` of a stack file from JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return OidcSection.model_validate_json(value)
+    except ValidationError as error:
+        problems = problems_of(error, OidcSection, None)
+        raise ValueError(f"is no section oidc as JSON: {'; '.join(map(str, problems))}") from error
 
 
 class Settings(BaseSettings):
@@ -126,6 +151,26 @@ class Settings(BaseSettings):
         DEFAULT_MAX_TRANSFERS_PER_KEY, ge=1, le=10_000, validation_alias="CLOISTER_MAX_TRANSFERS_PER_KEY"
     )
     """The most uploads and partial results of more than 1 MiB that an API process handles at a time for one API key."""
+
+    # Clients.
+    max_key_days: int = Field(0, ge=0, le=36_500, validation_alias="CLOISTER_MAX_KEY_DAYS")
+    """Days after which any API key expires, counted from its creation; 0 for no limit."""
+
+    oidc: Annotated[OidcSection | None, NoDecode, BeforeValidator(parse_oidc)] = Field(
+        None, validation_alias="CLOISTER_OIDC"
+    )
+    """The issuer whose tokens people sign in with: the section ``oidc`` of a stack file, as JSON."""
+
+    # Webhooks.
+    webhook_networks: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_networks)] = (
+        Field(default=(), validation_alias="CLOISTER_WEBHOOK_NETWORKS")
+    )
+    """Networks that webhooks may be sent to besides public addresses, e.g. ``10.40.0.0/16``."""
+
+    @property
+    def max_key_lifetime(self) -> timedelta | None:
+        """``max_key_days`` as a duration; None for no limit."""
+        return timedelta(days=self.max_key_days) if self.max_key_days else None
 
     @property
     def workspace_bytes(self) -> int | None:
@@ -200,7 +245,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
                 reason = f"must be a whole number from {low.ge} to {high.le}"
             if details["type"] == "missing":
                 problems.append(f"{name} is not set")
-            elif name == "CLOISTER_OBJECT_STORE":
+            elif name in {"CLOISTER_OBJECT_STORE", "CLOISTER_OIDC"}:
                 problems.append(f"{name}: {reason}")
             elif name == "CLOISTER_DATABASE_URL":  # a connection string can hold a password
                 problems.append(f"{name} {reason}")

@@ -29,12 +29,35 @@ GIVEN_UP_AFTER: Final = timedelta(hours=72)
 _FIRST_RETRY_S: Final = 5
 _MAX_RETRY_S: Final = 4 * 3600
 
-# Clouds hand out a machine's credentials at link-local addresses, so no webhook may be sent there. fd00:ec2::254 is
-# AWS's address for this, outside of fe80::/10. Other private addresses are allowed: most receivers near a private stack
-# have one.
-_AWS_METADATA: Final = ipaddress.ip_address("fd00:ec2::254")
-
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# Clouds hand out a machine's credentials at these addresses. Sources, by provider: AWS and most others (link-local,
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html), Alibaba Cloud
+# (https://www.alibabacloud.com/help/en/ecs/user-guide/view-instance-metadata), Azure
+# (https://learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16), Oracle Cloud
+# (https://docs.oracle.com/iaas/Content/Compute/Tasks/gettingmetadata.htm), Google Cloud
+# (https://cloud.google.com/compute/docs/metadata/querying-metadata).
+_METADATA: Final[tuple[IpNetwork, ...]] = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "100.100.100.200",
+        "168.63.129.16",
+        "169.254.0.0/16",
+        "192.0.0.192",
+        "fd00:c1::/32",
+        "fd00:ec2::/32",
+        "fd20:ce::/32",
+        "fe80::/10",
+    )
+)
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
+# RFC 8215. Each network chooses where such an address embeds the IPv4 address.
+_NAT64_LOCAL: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
+_GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # RFC 4291
+_IPV4_COMPATIBLE: Final = ipaddress.IPv6Network("::/96")  # RFC 4291, deprecated
+_IPV4_TRANSLATED: Final = ipaddress.IPv6Network("::ffff:0:0:0/96")  # RFC 2765
+_IPV4_MASK: Final = 2**32 - 1
 
 
 class EventType(StrEnum):
@@ -86,11 +109,15 @@ class Delivery:
     secret: str
 
 
-def check_url(url: str) -> None:
+def check_url(url: str, networks: Collection[IpNetwork] = ()) -> None:
     """Refuse a URL that is invalid, as far as this is known without resolving its host.
 
+    Args:
+        url: the URL.
+        networks: see ``check_address``.
+
     Raises:
-        WebhookUrlError: not http or https, no host, with credentials, too long, or a link-local address.
+        WebhookUrlError: not http or https, no host, with credentials, too long, or an address that is refused.
     """
     try:
         parts = urlsplit(url)
@@ -109,22 +136,56 @@ def check_url(url: str) -> None:
         address = ipaddress.ip_address(host)
     except ValueError:
         return  # a host name: its addresses are checked at each delivery
-    check_address(address)
+    check_address(address, networks)
 
 
-def check_address(address: IpAddress) -> None:
-    """Refuse an address that webhooks must not be sent to.
+def check_address(address: IpAddress, networks: Collection[IpNetwork] = ()) -> None:
+    """Refuse an address that webhooks must not be sent to, and an IPv6 address that leads to such an IPv4 address.
+
+    Args:
+        address: the address.
+        networks: networks of the operator's own receivers, besides public addresses. They never allow the addresses at
+            which clouds hand out credentials.
 
     Raises:
-        WebhookUrlError: a link-local address.
+        WebhookUrlError: the address of a cloud's metadata service, of no single host, or neither public nor in
+            ``networks``.
     """
-    mapped = getattr(address, "ipv4_mapped", None)
-    address = mapped or address
-    if address.is_link_local or address == _AWS_METADATA:
+    for each in (address, *_embedded(address)):
+        if any(each in network for network in _METADATA):
+            raise WebhookUrlError(
+                f"the address {address} is link-local or of a metadata service: cloud machines get their credentials "
+                "there. Give the URL of a host with another address"
+            )
+        is_reserved = each.version == 4 and each.is_reserved  # noqa: PLR2004 - of IPv6, it holds forms that embed IPv4
+        if each.is_multicast or each.is_unspecified or is_reserved or each in _NAT64_LOCAL:
+            raise WebhookUrlError(f"the address {address} is of no single host. Give the URL of a host")
+    targets = _embedded(address) or (address,)
+    if not all(_is_public(target) or any(target in network for network in networks) for target in targets):
         raise WebhookUrlError(
-            f"the address {address} is link-local: cloud machines get their credentials there. "
-            "Give the URL of a host with another address"
+            f"the address {address} is not public. Give the URL of a public host, or let the operator add the "
+            "receiver's network to the stack: network.webhook_networks or CLOISTER_WEBHOOK_NETWORKS"
         )
+
+
+def _is_public(address: IpAddress) -> bool:
+    return address.is_global and (address.version == 4 or address in _GLOBAL_UNICAST)  # noqa: PLR2004
+
+
+def _embedded(address: IpAddress) -> tuple[IpAddress, ...]:
+    """Return the IPv4 addresses to which the network may send packets for an IPv6 address; empty for none.
+
+    ::1 and :: have the IPv4-compatible form, and none.
+    """
+    if isinstance(address, ipaddress.IPv4Address) or address.is_loopback or address.is_unspecified:
+        return ()
+    if address.ipv4_mapped or address.sixtofour:
+        return (address.ipv4_mapped or address.sixtofour,)  # type: ignore[return-value]
+    if address.teredo:
+        return address.teredo
+    if any(address in network for network in (_NAT64, _IPV4_COMPATIBLE, _IPV4_TRANSLATED)):
+        return (ipaddress.IPv4Address(int(address) & _IPV4_MASK),)
+    return ()
 
 
 def sign_message(delivery: Delivery, now: datetime) -> tuple[bytes, dict[str, str]]:
@@ -165,14 +226,21 @@ def next_try(created_at: datetime, attempts: int, now: datetime) -> datetime | N
 
 
 def create_endpoint(
-    pool: Pool, *, project_id: str, url: str, events: Collection[EventType], name: str, actor: str
+    pool: Pool,
+    *,
+    project_id: str,
+    url: str,
+    events: Collection[EventType],
+    name: str,
+    actor: str,
+    networks: Collection[IpNetwork] = (),
 ) -> tuple[Endpoint, str]:
     """Create an endpoint; return it and its signing secret of 256 random bits, which is not shown again.
 
     Raises:
         WebhookUrlError: see ``check_url``.
     """
-    check_url(url)
+    check_url(url, networks)
     secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"  # the form of Standard Webhooks
     values = {
         "id": f"we_{secrets.token_hex(12)}",

@@ -48,6 +48,9 @@ class ServiceSettings:
         retention_days: retention of files and ended batches, in days.
         workspace_gib: disk of each pod of API and reconciler for uploads and for results that are being assembled, in
             GiB.
+        max_key_days: days after which any API key expires; None for no limit.
+        oidc: the section ``oidc`` as JSON; empty without it.
+        webhook_networks: networks of webhook receivers.
         log_level: lowest level that is logged.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
         credentials_digest: digest of everything that the pods read from Secrets.
@@ -64,6 +67,9 @@ class ServiceSettings:
     job_slots: Mapping[str, int]
     retention_days: int
     workspace_gib: int
+    max_key_days: int | None
+    oidc: str
+    webhook_networks: tuple[str, ...]
     log_level: str
     configuration_digest: str
     credentials_digest: pulumi.Input[str]
@@ -72,6 +78,8 @@ class ServiceSettings:
 def api_pod(settings: ServiceSettings) -> dict[str, Any]:
     """Return the pod template of the API."""
     environment = {"CLOISTER_PORT": str(API_PORT), "CLOISTER_WORKSPACE_GIB": str(settings.workspace_gib)}
+    if settings.oidc:
+        environment["CLOISTER_OIDC"] = settings.oidc
     return _server_pod(
         settings,
         API,
@@ -172,6 +180,10 @@ def _server_pod(
         "CLOISTER_RETENTION_DAYS": str(settings.retention_days),
         "CLOISTER_LOG_LEVEL": settings.log_level,
     }
+    if settings.max_key_days:
+        shared["CLOISTER_MAX_KEY_DAYS"] = str(settings.max_key_days)
+    if settings.webhook_networks:
+        shared["CLOISTER_WEBHOOK_NETWORKS"] = ",".join(settings.webhook_networks)
     live = {"httpGet": {"path": "/healthz", "port": "http"}, "timeoutSeconds": 5}
     # The server waits up to 5 s for a database connection before it reports a failure.
     ready = {"httpGet": {"path": "/readyz", "port": "http"}, "timeoutSeconds": 10}

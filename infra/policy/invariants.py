@@ -80,6 +80,8 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "default_deny": "In every namespace of the stack, connections are denied unless another policy allows them.",
     "tokens_only_with_rights": "A pod has a token of the Kubernetes API only if its service account is bound to a role "
     "of the stack.",
+    "limited_network_policies": "A role that may write network policies is limited by an admission policy: policies "
+    "add up, so each could open any connection.",
     "disruption_budgets": "A workload with several replicas keeps at least one of them while nodes are drained, and "
     "allows the drain.",
     "unique_objects": "No two resources of a program are the same object.",
@@ -99,6 +101,7 @@ _MANIFEST_CHECKS: Final[tuple[Callable[[Manifest], pod_invariants.Problems], ...
 _STACK_CHECKS: Final[tuple[Callable[[Sequence[Manifest]], stack_invariants.StackProblems], ...]] = (
     stack_invariants.default_deny,
     stack_invariants.tokens_only_with_rights,
+    stack_invariants.limited_network_policies,
     stack_invariants.disruption_budgets,
     stack_invariants.unique_objects,
 )

@@ -9,6 +9,7 @@ from infra.rendering.manifests import Manifest
 StackProblems = Iterator[tuple[str, Manifest, str]]
 """The invariants that a stack violates, each with the manifest and the problem."""
 
+_WRITING: Final = frozenset({"create", "update", "patch"})
 _BINDINGS: Final = ("RoleBinding", "ClusterRoleBinding")
 
 
@@ -45,6 +46,25 @@ def tokens_only_with_rights(manifests: Sequence[Manifest]) -> StackProblems:
             namespace = manifest.namespace or namespaces.get(account, "")
             if (namespace, account) not in bound:
                 yield "tokens_only_with_rights", manifest, f"a pod has a token of {account}, which is bound to no role"
+
+
+def limited_network_policies(manifests: Sequence[Manifest]) -> StackProblems:
+    """Find roles that may write network policies in a namespace without an admission policy that limits them."""
+    limited = set()
+    policies = {manifest.name for manifest in manifests if manifest.kind == "ValidatingAdmissionPolicy"}
+    for manifest in manifests:
+        if manifest.kind == "ValidatingAdmissionPolicyBinding":
+            spec = manifest.body["spec"]
+            selector = (spec.get("matchResources") or {}).get("namespaceSelector") or {}
+            if spec.get("policyName") in policies and spec.get("validationActions") == ["Deny"]:
+                limited.add((selector.get("matchLabels") or {}).get("kubernetes.io/metadata.name"))
+    for manifest in manifests:
+        rules = manifest.body.get("rules") or () if manifest.kind in {"Role", "ClusterRole"} else ()
+        writes = any(
+            "networkpolicies" in (rule.get("resources") or ()) and set(rule["verbs"]) & _WRITING for rule in rules
+        )
+        if writes and manifest.namespace not in limited:
+            yield "limited_network_policies", manifest, "it may open any connection: no admission policy limits it"
 
 
 def disruption_budgets(manifests: Sequence[Manifest]) -> StackProblems:

@@ -53,6 +53,7 @@ CLOUDNATIVE_PG: Final = NetworkArgs(
     object_store_port=443,
     kubernetes_api=_KUBERNETES_API,
     client_namespaces=("acme-etl",),
+    oidc_networks=("10.60.0.10/32",),
     webhook_networks=("10.40.0.0/16",),
     endpoint_networks=("10.50.0.10/32",),
     endpoint_ports=(8000,),

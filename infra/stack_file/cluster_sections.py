@@ -46,6 +46,9 @@ class NetworkSection(Section):
     webhook_networks: list[Cidr] = key(
         "destinations of webhooks, on port 443; without any, no webhook is delivered", ["10.40.0.0/16"], default=[]
     )
+    oidc_networks: list[Cidr] = key(
+        "addresses of `oidc.jwks_url`, which API pods may reach on port 443", ["10.60.0.10/32"], default=[]
+    )
     endpoint_networks: list[Cidr] = key("endpoints of models in the http engine", ["10.50.0.10/32"], default=[])
     monitoring_namespace: DnsLabel | None = key(
         "namespace of Prometheus, which may read /metrics", "monitoring", default=None

@@ -30,6 +30,7 @@ from infra.stack_file.values import (
 from ray_job.contract.cluster import MIN_POSTGRES
 from service.config_sections import Section, key
 from service.model_catalogue import AcceleratorSection, Count, ModelEntry
+from service.oidc.section import OidcSection
 
 PROJECT: Final = "cloister"
 """The Pulumi project: the namespace of the keys in a stack file."""
@@ -199,6 +200,13 @@ class ApiSection(Section):
     client_namespaces: list[DnsLabel] = key(
         "namespaces whose pods may call the API inside the cluster", ["acme-etl"], default=[]
     )
+    max_key_days: Annotated[int, Field(ge=1, le=36_500)] | None = key(
+        "how long after its creation an API key expires at the latest, also one that exists; without it only keys "
+        "that were created with an expiry expire",
+        90,
+        default=None,
+        unit="days",
+    )
 
 
 class JobsSection(Section):
@@ -267,6 +275,7 @@ class StackFile(Section):
     models: Annotated[list[ModelEntry], Field(min_length=1)] = key("the models; see below", [])
     model_weights: ModelWeightsSection = key("see below", {}, default=ImageWeightsSection(kind="image"))
     api: ApiSection = key("see below", {}, default=ApiSection())
+    oidc: OidcSection | None = key("see below; without it the API accepts API keys only", {}, default=None)
     jobs: JobsSection = key("see below", {}, default=JobsSection())
     limits: LimitsSection = key("see below", {}, default=LimitsSection())
     keep_data: bool = key(

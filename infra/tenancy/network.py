@@ -1,8 +1,9 @@
 """Network flows of a stack, and the network policies that allow them.
 
 The namespaces of a stack deny every connection in both directions. A flow allows connections from one peer to the
-ports of another. Where both peers are pods of the stack, the policies of both allow it. docs/network.md is generated
-from the same flows (``infra.rendering.network_drawing``).
+ports of another. Where both peers are pods of the stack, the policies of both allow it. The launcher creates the policy
+of flows within one job, with the job (``service.adapters.rayjob_templates``). docs/network.md is generated from the
+same flows (``infra.rendering.network_drawing``).
 """
 
 from collections.abc import Mapping
@@ -66,6 +67,7 @@ class Flow:
         ports: the target's ports; empty for all ports.
         why: purpose, in a few words.
         protocols: protocols of the ports.
+        is_within_job: whether both ends are pods of one job. No policy of this module allows it.
     """
 
     source: Pods | Networks
@@ -73,6 +75,7 @@ class Flow:
     ports: tuple[int, ...]
     why: str
     protocols: tuple[Literal["TCP", "UDP"], ...] = ("TCP",)
+    is_within_job: bool = False
 
     def port_list(self) -> dict[str, Any]:
         """Return the ``ports`` field of a NetworkPolicy rule; no field for all ports."""
@@ -101,6 +104,7 @@ class NetworkArgs:
         ingress_namespace: namespace of the ingress controller; empty without an ingress.
         client_namespaces: namespaces whose pods call the API inside the cluster.
         monitoring_namespace: namespace of Prometheus; empty without it.
+        oidc_networks: addresses of the public keys of the OpenID Connect issuer.
         webhook_networks: networks of webhook receivers.
         endpoint_networks: networks of the http engine's endpoints.
         endpoint_ports: ports of these endpoints.
@@ -122,6 +126,7 @@ class NetworkArgs:
     ingress_namespace: str = ""
     client_namespaces: tuple[str, ...] = ()
     monitoring_namespace: str = ""
+    oidc_networks: tuple[str, ...] = ()
     webhook_networks: tuple[str, ...] = ()
     endpoint_networks: tuple[str, ...] = ()
     endpoint_ports: tuple[int, ...] = ()
@@ -144,6 +149,9 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
             Flow(source=prometheus, target=api, ports=(API_PORT,), why="metrics"),
             Flow(source=prometheus, target=reconciler, ports=(RECONCILER_PORT,), why="metrics"),
         ]
+    if args.oidc_networks:
+        issuer = Networks(name="OpenID Connect issuer", cidrs=args.oidc_networks)
+        found.append(Flow(source=api, target=issuer, ports=(_HTTPS,), why="public keys of tokens"))
     if args.webhook_networks:
         webhooks = Networks(name="webhook receivers", cidrs=args.webhook_networks)
         found.append(Flow(source=reconciler, target=webhooks, ports=(_HTTPS,), why="webhooks"))
@@ -179,10 +187,21 @@ def _cluster_flows(args: NetworkArgs) -> list[Flow]:
     operator = Pods(name="KubeRay operator", namespace=args.kuberay_namespace)
     api_port = (args.kubernetes_api_port,)
     found = [
-        Flow(source=stack_pods["reconciler"], target=server, ports=api_port, why="one RayJob for each job"),
+        Flow(
+            source=stack_pods["reconciler"],
+            target=server,
+            ports=api_port,
+            why="one RayJob and one network policy for each job",
+        ),
         Flow(source=head, target=server, ports=api_port, why="Ray's autoscaler sets the number of workers"),
         Flow(source=operator, target=head, ports=(RAY_DASHBOARD_PORT,), why="submits the job and reads its status"),
-        Flow(source=ray, target=ray, ports=(), why="Ray's ports, chosen at run time; they require a token"),
+        Flow(
+            source=ray,
+            target=ray,
+            ports=(),
+            why="Ray's ports, chosen at run time; pods of the same job only; they require a token",
+            is_within_job=True,
+        ),
     ]
     if args.endpoint_networks:
         endpoints = Networks(name="endpoints of the http engine", cidrs=args.endpoint_networks)
@@ -226,7 +245,7 @@ def _stack_pods(args: NetworkArgs) -> dict[str, Pods]:
 
 def policies(args: NetworkArgs) -> tuple[dict[str, Any], ...]:
     """Return the NetworkPolicy manifests: one that denies everything for each namespace, one for each kind of pod."""
-    names, all_flows = args.names, flows(args)
+    names, all_flows = args.names, [flow for flow in flows(args) if not flow.is_within_job]
 
     def policy(
         namespace: str,

@@ -46,6 +46,8 @@ LAUNCHER_RIGHTS: Final = (
     Right(group="ray.io", resource="rayjobs", verbs=("create", "get", "list", "watch", "delete")),
     # The token of a job. The launcher can write it, but cannot read any Secret.
     Right(group="", resource="secrets", verbs=("create", "update")),
+    # Each job's pods may reach each other. An admission policy refuses all other policies.
+    Right(group="networking.k8s.io", resource="networkpolicies", verbs=("create",)),
     # Waiting pods hold the reason why a job does not start yet: a missing image, no free GPU.
     Right(group="", resource="pods", verbs=("list",)),
 )

@@ -1,7 +1,7 @@
 """Names and rules that the Pulumi program and the launcher share: the program renders a RayJob template for each model.
 
-A template is a complete RayJob in JSON. The launcher sets its name, one label, the job spec and the Secret with the
-job's token only.
+A template is a complete RayJob in JSON. The launcher sets its name, one label of it and its pods, the job spec and the
+Secret with the job's token only.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ VERSION: Final = "v1"
 PLURAL: Final = "rayjobs"
 
 JOB_LABEL: Final = "cloister.dev/job"
-"""The id of the job."""
+"""The id of the job: on its RayJob, its Secret, its network policy and its pods, which the network policy selects."""
 MODEL_ANNOTATION: Final = "cloister.dev/model"
 FINGERPRINT_ANNOTATION: Final = "cloister.dev/model-fingerprint"
 STUCK_LIMIT_ANNOTATION: Final = "cloister.dev/stuck-limit-s"

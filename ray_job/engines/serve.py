@@ -1,5 +1,7 @@
 """The serve engine: a Ray Serve LLM deployment that keeps running after the job, so that the next job starts warm.
 
+On a cluster, the Ray cluster of a job ends with it, and the deployment too.
+
 Rows reach it through ``ray.data.llm``'s serve processor. Requests and responses carry their body as text. As separate
 columns, the fields of one line would appear as nulls in all other lines.
 """

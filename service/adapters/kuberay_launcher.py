@@ -1,8 +1,9 @@
 """Runs each job as a RayJob of KubeRay, which creates a Ray cluster for the job and deletes it afterwards.
 
 The name of a RayJob is derived from the job's id, and the API server accepts a name once. So a job never has two
-RayJobs, however often it is launched and whenever this process dies. Its token is in a Secret of the same name, which
-the RayJob owns; the head's pod waits for it.
+RayJobs, however often it is launched and whenever this process dies. Its token is in a Secret of the same name, and a
+network policy lets its pods reach each other; the RayJob owns both. The head's pod waits for the Secret, which is
+created last, so no container starts without the policy.
 """
 
 import time
@@ -18,7 +19,7 @@ import structlog
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.rayjobs import RayJobNameError, rayjob_name
 from service.adapters.rayjob_status import Place, RayJobView, job_status, place_of, waiting_pods
-from service.adapters.rayjob_templates import Template, rayjob, token_secret
+from service.adapters.rayjob_templates import Template, network_policy, rayjob, token_secret
 from service.adapters.rayjob_watch import RayJobWatch
 from service.adapters.rayjobs_api import RayJobsApi
 from service.errors import LauncherError
@@ -90,6 +91,7 @@ class KubeRayLauncher:
             created = self._api.get(name)
             if created is None:
                 raise LauncherError(f"cannot launch {spec.job_id}: its RayJob was deleted meanwhile; launch it again")
+        self._api.ensure_network_policy(network_policy(created))
         self._api.put_secret(token_secret(created, token))
 
     def status(self, job_id: str) -> JobStatus:

@@ -81,11 +81,15 @@ def load_templates(directory: Path, catalogue: Catalogue, *, namespace: str) -> 
 
 
 def rayjob(template: Template, spec: JobSpec) -> dict[str, Any]:
-    """Return the RayJob of a job: the template with its name, label, job spec and the name of its token's Secret."""
+    """Return the RayJob of a job: the template with its name, labels, job spec and the name of its token's Secret."""
     body = copy.deepcopy(dict(template))
     metadata = body["metadata"]
     metadata["name"] = rayjob_name(spec.job_id)
     metadata["labels"] = {**(metadata.get("labels") or {}), JOB_LABEL: spec.job_id}
+    cluster = body["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *(cluster.get("workerGroupSpecs") or ())):
+        of_pods = group["template"].setdefault("metadata", {})
+        of_pods["labels"] = {**(of_pods.get("labels") or {}), JOB_LABEL: spec.job_id}
     head = _head_pod(body)
     container = head["containers"][0]  # KubeRay runs Ray in the first one
     others = [variable for variable in container.get("env") or () if variable["name"] != ENVIRONMENT_VARIABLE]
@@ -102,19 +106,49 @@ def token_secret(created: Mapping[str, Any], token: str) -> dict[str, Any]:
         created: the RayJob as the API server returned it.
         token: the token of its job.
     """
-    metadata = created["metadata"]
-    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "RayJob", "name": metadata["name"], "uid": metadata["uid"]}
+    metadata = _owned_by(created, name=created["metadata"]["name"])
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "labels": dict(metadata.get("labels") or {}),
-            "ownerReferences": [owner],
-        },
+        "metadata": metadata,
         "type": "Opaque",
         "stringData": {TOKEN_KEY: token},
+    }
+
+
+def network_policy(created: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policy by which the pods of a job, and of no other one, reach each other.
+
+    Kubernetes deletes it with the RayJob. Its name differs from that of an earlier RayJob of the same name, which may
+    not be deleted yet.
+
+    Args:
+        created: the RayJob as the API server returned it.
+    """
+    metadata = created["metadata"]
+    pods = {"matchLabels": {JOB_LABEL: metadata["labels"][JOB_LABEL]}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _owned_by(created, name=f"{metadata['name']}-{metadata['uid']}"),
+        "spec": {
+            "podSelector": pods,
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [{"podSelector": pods}]}],
+            "egress": [{"to": [{"podSelector": pods}]}],
+        },
+    }
+
+
+def _owned_by(created: Mapping[str, Any], *, name: str) -> dict[str, Any]:
+    """Return the metadata of an object that belongs to a RayJob and is deleted with it."""
+    metadata = created["metadata"]
+    owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "RayJob", "name": metadata["name"], "uid": metadata["uid"]}
+    return {
+        "name": name,
+        "namespace": metadata["namespace"],
+        "labels": dict(metadata.get("labels") or {}),
+        "ownerReferences": [owner],
     }
 
 

@@ -73,7 +73,7 @@ def open_client(kubeconfig: Path | None) -> client.ApiClient:
 
 
 class RayJobsApi:
-    """RayJobs, their Secrets and pods in one namespace. Safe to use from several threads.
+    """RayJobs, their Secrets, network policies and pods in one namespace. Safe to use from several threads.
 
     Every method raises ``KubernetesApiError`` when the API server refuses the request, and ``LauncherError`` when it
     cannot be reached.
@@ -85,6 +85,7 @@ class RayJobsApi:
         self._namespace = namespace
         self._objects = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
+        self._networking = client.NetworkingV1Api(api)
         self._kind: dict[str, Any] = {"group": GROUP, "version": VERSION, "namespace": namespace, "plural": PLURAL}
 
     def create(self, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -118,6 +119,16 @@ class RayJobsApi:
                 raise
             with self._translated(f"replace the Secret {name}"):
                 self._core.replace_namespaced_secret(name, self._namespace, secret, _request_timeout=TIMEOUT_S)
+
+    def ensure_network_policy(self, body: dict[str, Any]) -> None:
+        """Create a NetworkPolicy unless one of that name exists."""
+        policy: Any = body
+        try:
+            with self._translated(f"create the NetworkPolicy {body['metadata']['name']}"):
+                self._networking.create_namespaced_network_policy(self._namespace, policy, _request_timeout=TIMEOUT_S)
+        except KubernetesApiError as error:
+            if error.status != CONFLICT:
+                raise
 
     def get(self, name: str) -> dict[str, Any] | None:
         """Return the current RayJob; None if it does not exist."""

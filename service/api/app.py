@@ -40,7 +40,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
         watching: the event streams; those of ``backends`` with the default intervals if None.
         wrong_keys: the limit of wrong API keys; of ``backends`` with the default limit if None.
     """
-    streams = watching or Watching(backends.pool)
+    streams = watching or Watching(backends.pool, max_key_lifetime=backends.max_key_lifetime)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -62,7 +62,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
     app.state.watching = streams
     app.state.transfers = Transfers(backends.workspace, max_per_key=backends.max_transfers_per_key)
     app.state.queue_positions = QueuePositions(backends.pool)
-    app.state.wrong_keys = wrong_keys or WrongKeys(backends.pool)
+    app.state.wrong_keys = wrong_keys or WrongKeys(backends.pool, max_lifetime=backends.max_key_lifetime)
     app.state.readiness = health.Readiness(backends)
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(metrics.StackCollector(backends.pool))

@@ -1,4 +1,4 @@
-"""Dependencies of the routes: the backends, and the access that a request's API key grants.
+"""Dependencies of the routes: the backends, and the access that a request's API key or token grants.
 
 Each route takes the one of ``ReadAccess``, ``SubmitAccess`` and ``AdminAccess`` that it requires.
 """
@@ -11,10 +11,14 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.api.queue_positions import QueuePositions
 from service.api.wrong_keys import WrongKeys
-from service.api_keys import Access, Scope, authenticate
+from service.api_keys import Access, authenticate
 from service.backends import Backends
 from service.errors import InvalidRequestError
+from service.oidc.access import access_of
+from service.oidc.tokens import TokenError
+from service.scopes import Scope
 
+_DOTS_OF_TOKEN: Final = 2  # a JSON Web Token has three parts, an API key has none
 _BEARER: Final = HTTPBearer(
     auto_error=False, scheme_name="apiKey", description="An API key of a project, `sk-cloister-…`."
 )
@@ -42,7 +46,7 @@ def _wrong_keys(request: Request) -> WrongKeys:
 
 
 def _access_with(scope: Scope) -> Callable[..., Access]:
-    """Return the dependency that authenticates a request and requires a scope of its key."""
+    """Return the dependency that authenticates a request and requires a scope."""
 
     def authenticated(
         request: Request,
@@ -50,12 +54,14 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
         wrong_keys: Annotated[WrongKeys, Depends(_wrong_keys)],
         credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
     ) -> Access:
-        """Return the access that the request's bearer token grants.
+        """Return the access that the request's API key, or token of the OpenID Connect issuer, grants.
 
-        ``OpenAI-Organization`` and ``OpenAI-Project`` are accepted but have no effect: the key determines the project.
+        ``OpenAI-Organization`` is accepted but has no effect. ``OpenAI-Project`` selects one of a person's projects; an
+        API key determines its project.
 
         Raises:
-            InvalidRequestError: status 401, the request has no API key, or an invalid one; 403, the scope is missing.
+            InvalidRequestError: status 401, the request has no API key, or an invalid one; 403, the scope is missing;
+                400 and 403, see ``service.oidc.access.access_of``.
             RateLimitError: the client's address has sent many wrong keys, and this is another one.
         """
         key = credentials.credentials.strip() if credentials else ""
@@ -66,15 +72,24 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
                 status_code=401,
             )
         address = request.client.host if request.client else ""
-        if refusal := wrong_keys.refusal(address, key):
+        person, problem = None, "it is unknown, expired or revoked"
+        is_token = backends.oidc is not None and key.count(".") == _DOTS_OF_TOKEN
+        if backends.oidc is not None and is_token:
+            try:
+                person = backends.oidc.verify(key)
+            except TokenError as error:
+                problem = f"the token was refused because {error}"
+        if person is None and (refusal := wrong_keys.refusal(address, key)):
             raise refusal
-        access = authenticate(backends.pool, key)
+        access: Access | None = None
+        if person is not None:
+            access = access_of(backends.pool, person, request.headers.get("openai-project", "").strip())
+        elif not is_token:
+            access = authenticate(backends.pool, key, backends.max_key_lifetime)
         if access is None:
             wrong_keys.count(address)
             raise InvalidRequestError(
-                "Incorrect API key provided: it is unknown, expired or revoked.",
-                status_code=401,
-                code="invalid_api_key",
+                f"Incorrect API key provided: {problem}.", status_code=401, code="invalid_api_key"
             )
         request.state.project_id = access.project.id
         request.state.key_id = access.key_id

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,7 @@ import psycopg
 import structlog
 
 from service.api.extension import rate_and_eta
-from service.api_keys import valid_readers
+from service.api_keys import PERSON_PREFIX, valid_readers
 from service.db import CONNECTION_LIMITS, Pool
 from service.db.rows import WatchedBatchRow, fetch_all
 from service.transitions import FINAL
@@ -95,8 +95,9 @@ class Watching:
 
     Args:
         pool: the database of the batches; the listening connection uses the same one.
+        max_key_lifetime: see ``service.api_keys.authenticate``.
         max_stream_s: a stream ends after this time and its client reconnects, so that the replicas share the streams.
-        key_check_s: the keys of all streams are checked this often; the streams of a revoked key end.
+        key_check_s: the keys of all streams are checked this often; the streams of a revoked or expired key end.
         heartbeat_s: an idle stream sends a comment this often, because proxies cut connections that are idle for a
             minute.
         poll_s: all watched batches are read this often even without a notification.
@@ -107,6 +108,7 @@ class Watching:
         self,
         pool: Pool,
         *,
+        max_key_lifetime: timedelta | None = None,
         max_stream_s: float = 3600,
         key_check_s: float = 5,
         heartbeat_s: float = 15,
@@ -120,6 +122,7 @@ class Watching:
         self._fallback_poll_s = fallback_poll_s
         self.is_stopping = False
         self._pool = pool
+        self._max_key_lifetime = max_key_lifetime
         # Watchers hold the references: a feed disappears with its last watcher.
         self._feeds: WeakValueDictionary[str, Feed] = WeakValueDictionary()
         self._changed_ids: set[str] = set()
@@ -222,9 +225,12 @@ class Watching:
         """End the streams of keys that were revoked or have expired."""
         while True:
             await asyncio.sleep(self._key_check_s)
-            watching = set(self._streams)
+            # The streams of people end with their tokens.
+            watching = {key_id for key_id in self._streams if not key_id.startswith(PERSON_PREFIX)}
             try:
-                valid = await asyncio.to_thread(valid_readers, self._pool, watching) if watching else set()
+                valid = set()
+                if watching:
+                    valid = await asyncio.to_thread(valid_readers, self._pool, watching, self._max_key_lifetime)
             except Exception as error:  # noqa: BLE001 - loop shell: without the database nothing new is sent either
                 _log.warning("events.keys_not_checked", error=type(error).__name__, keys=len(watching))
                 continue

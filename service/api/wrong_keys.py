@@ -5,6 +5,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from datetime import timedelta
 from threading import Lock
 from typing import Final
 
@@ -31,10 +32,19 @@ class WrongKeys:
         pool: the database of the keys.
         limit: wrong keys that an address may send in a minute.
         clock: returns monotonic seconds.
+        max_lifetime: see ``service.api_keys.authenticate``.
     """
 
-    def __init__(self, pool: Pool, *, limit: int = MAX_WRONG_KEYS, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        limit: int = MAX_WRONG_KEYS,
+        clock: Callable[[], float] = time.monotonic,
+        max_lifetime: timedelta | None = None,
+    ) -> None:
         self._pool = pool
+        self._max_lifetime = max_lifetime
         self._limit = limit
         self._clock = clock
         # By address, the end of its minute and its wrong keys. The oldest minute comes first; forgetting it bounds the
@@ -85,7 +95,7 @@ class WrongKeys:
         # One thread reads them; the others wait for it, or they would refuse valid keys.
         with self._reading:
             if self._clock() >= self._digests_due:
-                self._digests = digests_of_valid_keys(self._pool)
+                self._digests = digests_of_valid_keys(self._pool, self._max_lifetime)
                 self._digests_due = self._clock() + _DIGESTS_VALID_S
             return self._digests
 

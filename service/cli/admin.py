@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import psycopg
 import typer
 
-from service.api_keys import DEFAULT_SCOPES, Scope, create_api_key, list_api_keys, revoke_api_key
+from service.api_keys import create_api_key, list_api_keys, revoke_api_key
 from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
 from service.db import Pool, open_pool, query
 from service.errors import CloisterError
@@ -26,6 +28,7 @@ from service.projects import (
     set_project,
 )
 from service.quotas import Limits
+from service.scopes import DEFAULT_SCOPES, Scope
 from service.webhooks import EventType, create_endpoint, delete_endpoint, list_endpoints
 
 keys = typer.Typer(help="Manage the API keys of a stack.", no_args_is_help=True)
@@ -34,6 +37,7 @@ webhooks = typer.Typer(help="Manage the webhook endpoints of a stack.", no_args_
 
 _DAY_S: Final = 24 * 3600
 _MAX_DIGITS: Final = 19
+_MAX_KEY_DAYS: Final = re.compile(r"[1-9]\d{0,4}")
 # The largest value of each column of the table projects.
 _MAX_LIMITS: Final = {
     "max_batches_in_progress": (1 << 31) - 1,
@@ -117,14 +121,22 @@ def list_keys(
     project: Annotated[str | None, typer.Option(help="List the keys of this project only.")] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """List the keys: id, last four characters, date, project, scopes, state and name."""
+    """List the keys: id, last four characters, date, project, scopes, state, last use and name.
+
+    The state counts the maximum lifetime in CLOISTER_MAX_KEY_DAYS, which every pod of a stack has.
+    """
     now = datetime.now(UTC)
+    max_days = os.environ.get("CLOISTER_MAX_KEY_DAYS", "")
+    max_lifetime = timedelta(days=int(max_days)) if _MAX_KEY_DAYS.fullmatch(max_days) else None
     with stack_database(data_dir) as pool:
         project_id = find_project(pool, project).id if project else None
-        for key in list_api_keys(pool, project_id=project_id):
+        for key in list_api_keys(pool, project_id=project_id, max_lifetime=max_lifetime):
             created = f"{key.created_at:%Y-%m-%d}"
             scopes = ",".join(key.scopes)
-            print(f"{key.id}  …{key.hint}  {created}  {key.project_name}  {scopes}  {key.state(now)}  {key.name}")
+            used = f"used {key.last_used_at:%Y-%m-%d}" if key.last_used_at else "never used"
+            print(
+                f"{key.id}  …{key.hint}  {created}  {key.project_name}  {scopes}  {key.state(now)}  {used}  {key.name}"
+            )
 
 
 @keys.command("revoke")
@@ -267,7 +279,14 @@ def create_webhook(
     with stack_database(data_dir) as pool:
         owner = find_project(pool, project)
         endpoint, secret = create_endpoint(
-            pool, project_id=owner.id, url=url, events=event or list(EventType), name=name, actor=OPERATOR
+            pool,
+            project_id=owner.id,
+            url=url,
+            events=event or list(EventType),
+            name=name,
+            actor=OPERATOR,
+            # The reconciler checks the address before each message; this command may run elsewhere.
+            networks=(ip_network("0.0.0.0/0"), ip_network("::/0")),
         )
     print(f"{endpoint.id}  {secret}")
 

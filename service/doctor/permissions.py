@@ -11,7 +11,12 @@ _READ: Final = ("get", "list", "watch")
 _PATCH: Final = ("get", "patch")
 _ALL: Final = (*_READ, "create", "patch", "delete")
 
-EVERYWHERE: Final = ("namespaces", "priorityclasses.scheduling.k8s.io")
+EVERYWHERE: Final = (
+    "namespaces",
+    "priorityclasses.scheduling.k8s.io",
+    "validatingadmissionpolicies.admissionregistration.k8s.io",
+    "validatingadmissionpolicybindings.admissionregistration.k8s.io",
+)
 """Resources without a namespace that every stack creates."""
 
 IN_NAMESPACES: Final = (

@@ -16,7 +16,7 @@ import httpx
 import yaml
 
 from ray_job.contract.accelerators import CPU, Accelerator
-from service.api_keys import Scope, authenticate, create_api_key
+from service.api_keys import authenticate, create_api_key
 from service.db import open_pool
 from service.local import postgres, ray_head
 from service.local.client_env import FIRST_STEPS, Client, read_client_env, write_client_env
@@ -31,6 +31,7 @@ from service.local.models import (
 from service.local.processes import child_environment, end_everything, kill_child
 from service.local.supervisor import Child, Supervisor
 from service.projects import ensure_default_project
+from service.scopes import Scope
 
 POSTGRES_TIMEOUT_S = 60.0
 RAY_TIMEOUT_S = 120.0
@@ -92,6 +93,8 @@ class Plan:
             "CLOISTER_RAY_ADDRESS": f"http://127.0.0.1:{self.ray_port}",
             "CLOISTER_COORDINATOR_PORT": str(self.coordinator_port),
             "CLOISTER_COORDINATOR_URL": f"http://127.0.0.1:{self.coordinator_port}",
+            # This machine's own receivers; the caller can name others.
+            "CLOISTER_WEBHOOK_NETWORKS": os.environ.get("CLOISTER_WEBHOOK_NETWORKS") or "127.0.0.0/8,::1/128",
         }
         return self.child(
             name,

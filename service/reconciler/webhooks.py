@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from threading import Event
@@ -21,7 +22,7 @@ from psycopg.rows import class_row
 from service.db import query
 from service.logging import error_text
 from service.reconciler.backends import Backends
-from service.webhooks import Delivery, WebhookUrlError, check_address, check_url, next_try, sign_message
+from service.webhooks import Delivery, IpNetwork, WebhookUrlError, check_address, check_url, next_try, sign_message
 
 logger = structlog.get_logger(__name__)
 
@@ -79,7 +80,7 @@ def deliver(backends: Backends, delivery: Delivery, trust: ssl.SSLContext) -> No
     key = {"event_id": delivery.event_id, "endpoint_id": delivery.endpoint_id}
     facts = {**key, "batch_id": delivery.batch_id, "attempt": delivery.attempts}
     try:
-        asyncio.run(_post(delivery, trust))
+        asyncio.run(_post(delivery, trust, backends.webhook_networks))
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, WebhookUrlError) as error:
         problem = str(error) or f"no answer within {TIMEOUT_S:.0f} s"
     else:
@@ -96,8 +97,8 @@ def deliver(backends: Backends, delivery: Delivery, trust: ssl.SSLContext) -> No
     backends.metrics.deliveries.labels(outcome=outcome).inc()
 
 
-async def _post(delivery: Delivery, trust: ssl.SSLContext) -> None:
-    check_url(delivery.url)
+async def _post(delivery: Delivery, trust: ssl.SSLContext, networks: Collection[IpNetwork]) -> None:
+    check_url(delivery.url, networks)
     content, headers = sign_message(delivery, datetime.now(UTC))
     # One limit for everything: a receiver that sends a byte now and then must not hold a thread.
     async with asyncio.timeout(TIMEOUT_S):
@@ -106,7 +107,7 @@ async def _post(delivery: Delivery, trust: ssl.SSLContext) -> None:
         found = await asyncio.get_running_loop().getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
         addresses = [str(sockaddr[0]) for *_, sockaddr in found]
         for address in addresses:
-            check_address(ipaddress.ip_address(address.partition("%")[0]))
+            check_address(ipaddress.ip_address(address.partition("%")[0]), networks)
         async with (
             httpx.AsyncClient(verify=trust, trust_env=False, follow_redirects=False, timeout=TIMEOUT_S) as client,
             client.stream(

@@ -27,6 +27,8 @@ _KINDS: Final = (
     "ResourceQuota",
     "LimitRange",
     "ServiceAccount",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
     "Role",
     "RoleBinding",
     "NetworkPolicy",

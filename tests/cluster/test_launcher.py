@@ -3,14 +3,16 @@
 import base64
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from service.adapters.kuberay_launcher import KubeRayLauncher
+from service.adapters.rayjob_templates import network_policy
 from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.errors import LauncherError
 from service.ports import JobState
-from tests.cluster.api import KubernetesApi
+from tests.cluster.api import ApiError, KubernetesApi
 from tests.cluster.deployed import JOBS, SERVICE, TOKEN, Deployed, job_spec
 
 pytestmark = pytest.mark.cluster
@@ -19,6 +21,7 @@ ALLOWED = [("ray.io", "rayjobs", verb, JOBS) for verb in ("create", "get", "list
     ("", "pods", "list", JOBS),
     ("", "secrets", "create", JOBS),
     ("", "secrets", "update", JOBS),
+    ("networking.k8s.io", "networkpolicies", "create", JOBS),
 ]
 FORBIDDEN = [
     *(("ray.io", "rayjobs", verb, JOBS) for verb in ("update", "patch", "deletecollection")),
@@ -31,6 +34,11 @@ FORBIDDEN = [
     ("", "pods", "list", SERVICE),
     *(("", "secrets", verb, place) for verb in ("get", "list", "watch", "delete") for place in (JOBS, SERVICE, "")),
     *(("", "secrets", verb, place) for verb in ("create", "update") for place in (SERVICE, "")),
+    *(
+        ("networking.k8s.io", "networkpolicies", verb, JOBS)
+        for verb in ("get", "list", "update", "patch", "delete", "deletecollection")
+    ),
+    ("networking.k8s.io", "networkpolicies", "create", SERVICE),
     *(("", "configmaps", verb, place) for verb in ("get", "update") for place in (JOBS, SERVICE)),
     *(("", "serviceaccounts/token", "create", place) for place in (JOBS, SERVICE)),
     *(("", "namespaces", verb, "") for verb in ("get", "list", "create", "delete")),
@@ -73,6 +81,53 @@ def test_launcher_has_no_other_rights(deployed: Deployed) -> None:
         assert [asked for asked in FORBIDDEN if own.may(*asked)] == []
 
 
+def network_policy_of_a_job() -> dict[str, Any]:
+    created = {
+        "metadata": {"name": "job-1", "namespace": JOBS, "uid": "1", "labels": {"cloister.dev/job": "job_1"}},
+    }
+    return network_policy(created)
+
+
+OTHERS = {"podSelector": {"matchLabels": {"cloister.dev/job": "job_2"}}}
+OPEN: list[tuple[str, dict[str, Any]]] = [
+    ("all pods", {"podSelector": {}}),
+    ("all jobs", {"podSelector": {"matchExpressions": [{"key": "cloister.dev/job", "operator": "Exists"}]}}),
+    ("heads", {"podSelector": {"matchLabels": {"ray.io/node-type": "head"}}}),
+    ("to everyone", {"egress": [{}]}),
+    ("from everyone", {"ingress": [{}]}),
+    ("to everyone on a port", {"egress": [{"ports": [{"port": 443}]}]}),
+    ("to an address", {"egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}]}),
+    ("to another job", {"egress": [{"to": [OTHERS]}]}),
+    ("from another job", {"ingress": [{"from": [OTHERS]}]}),
+    ("to another namespace", {"egress": [{"to": [{"namespaceSelector": {}}]}]}),
+    ("to pods of another namespace", {"egress": [{"to": [{"namespaceSelector": {}, "podSelector": {}}]}]}),
+]
+
+
+@pytest.mark.parametrize("opened", [pytest.param(spec, id=name) for name, spec in OPEN])
+def test_launcher_cannot_open_other_connections(deployed: Deployed, opened: dict[str, Any]) -> None:
+    good = network_policy_of_a_job()
+    bad = {**good, "spec": {**good["spec"], **opened}}
+
+    def is_refused() -> bool:
+        try:
+            own.create(bad, dry_run=True)
+        except ApiError as error:
+            return "the policy must" in str(error)
+        return False
+
+    with KubernetesApi(deployed.reconciler) as own:
+        until(is_refused)  # the API server reads a new admission policy with a delay
+        own.create(good, dry_run=True)
+
+
+def test_launcher_cannot_create_a_network_policy_that_outlives_its_job(deployed: Deployed) -> None:
+    orphan = network_policy_of_a_job()
+    orphan["metadata"]["ownerReferences"] = []
+    with KubernetesApi(deployed.reconciler) as own, pytest.raises(ApiError, match="must belong to a RayJob"):
+        own.create(orphan, dry_run=True)
+
+
 def test_repeated_launches_create_one_rayjob_and_secret(
     launcher: KubeRayLauncher, deployed: Deployed, api: KubernetesApi
 ) -> None:
@@ -110,3 +165,14 @@ def test_launcher_reads_its_own_namespace_only(deployed: Deployed, rayjobs: RayJ
     assert rayjobs.pods("Pending") == []
     with pytest.raises(LauncherError, match="403"):
         RayJobsApi(open_client(deployed.reconciler), SERVICE).list_all()
+
+
+def test_each_job_has_a_network_policy(launcher: KubeRayLauncher, api: KubernetesApi) -> None:
+    launcher.launch(job_spec(4), TOKEN)
+    (made,) = (
+        each
+        for each in api.list("networking.k8s.io/v1", "NetworkPolicy", JOBS)
+        if each["metadata"]["name"].startswith("job-00000000000000000000000000000004-")
+    )
+    assert made["spec"]["podSelector"] == {"matchLabels": {"cloister.dev/job": job_spec(4).job_id}}
+    assert made["metadata"]["ownerReferences"][0]["kind"] == "RayJob"

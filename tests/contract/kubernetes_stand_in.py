@@ -54,6 +54,7 @@ class Cluster:
         self.changed = threading.Condition()
         self.rayjobs: dict[str, JsonObject] = {}
         self.secrets: dict[str, JsonObject] = {}
+        self.network_policies: dict[str, JsonObject] = {}
         self.version = 100
         self.history: list[tuple[int, str, JsonObject]] = []
         self.forgotten = 0
@@ -85,6 +86,11 @@ class Cluster:
             self.secrets[name] = secret
             self.changed.notify_all()
             return True
+
+    def create_network_policy(self, policy: JsonObject) -> bool:
+        with self.changed:
+            name = policy["metadata"]["name"]
+            return self.network_policies.setdefault(name, policy) is policy
 
     def delete(self, name: str) -> bool:
         with self.changed:
@@ -207,9 +213,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         kind, cluster = urlsplit(self.path).path.split("/")[-1], self.server.cluster
-        if self._is_refused("create secret" if kind == "secrets" else "create"):
+        verbs = {"secrets": "create secret", "networkpolicies": "create network policy"}
+        if self._is_refused(verbs.get(kind, "create")):
             return
-        if cluster.put_secret(body, replace=False) if kind == "secrets" else cluster.create(body):
+        create: dict[str, Callable[[JsonObject], bool]] = {
+            "secrets": lambda body: cluster.put_secret(body, replace=False),
+            "networkpolicies": cluster.create_network_policy,
+        }
+        if create.get(kind, cluster.create)(body):
             self._answer(201, body)
         else:
             self._fail(409, "AlreadyExists", f'{kind} "{body["metadata"]["name"]}" already exists')

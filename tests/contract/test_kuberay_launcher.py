@@ -29,6 +29,8 @@ def test_rayjob_is_the_template_with_name_label_spec_and_secret(server: ApiServe
     pod = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
     assert pod["containers"][0]["env"] == [{"name": "CLOISTER_JOB_SPEC", "value": spec(7).to_json()}]
     assert pod["volumes"][0]["secret"]["secretName"] == name
+    job_label = {"labels": {"cloister.dev/job": spec(7).job_id}}
+    assert rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["template"].pop("metadata") == job_label
     pod["containers"][0]["env"] = []
     pod["volumes"][0]["secret"]["secretName"] = "set-by-the-launcher"
     assert rayjob["spec"] == TEMPLATE["spec"]
@@ -42,6 +44,35 @@ def test_token_is_in_a_secret_that_the_rayjob_owns(server: ApiServer, launcher: 
     name, uid = rayjob["metadata"]["name"], rayjob["metadata"]["uid"]
     owner = {"apiVersion": "ray.io/v1", "kind": "RayJob", "name": name, "uid": uid}
     assert (secret["metadata"]["name"], secret["metadata"]["ownerReferences"]) == (name, [owner])
+
+
+def test_pods_of_a_job_and_of_no_other_one_reach_each_other(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    for number in (7, 8):
+        launcher.launch(spec(number, model="large"), TOKEN)
+    for number, policy in zip((7, 8), server.cluster.network_policies.values(), strict=True):
+        pods = {"matchLabels": {"cloister.dev/job": spec(number).job_id}}
+        rayjob = server.cluster.rayjobs[rayjob_name(spec(number).job_id)]
+        assert policy["spec"] == {
+            "podSelector": pods,
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [{"podSelector": pods}]}],
+            "egress": [{"to": [{"podSelector": pods}]}],
+        }
+        assert policy["metadata"]["ownerReferences"][0]["uid"] == rayjob["metadata"]["uid"]
+        cluster = rayjob["spec"]["rayClusterSpec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            assert group["template"]["metadata"]["labels"] == pods["matchLabels"]
+
+
+def test_no_pod_starts_before_the_network_policy_of_its_job(server: ApiServer, launcher: KubeRayLauncher) -> None:
+    server.cluster.refusals["create network policy"] = (403, "denied by the admission policy")
+    with pytest.raises(LauncherError, match=r"cannot create the NetworkPolicy job-0+1-.* answered 403: denied"):
+        launcher.launch(spec(), TOKEN)
+    assert server.cluster.secrets == {}
+    server.cluster.refusals.clear()
+    for _ in range(2):
+        launcher.launch(spec(), TOKEN)
+    assert (len(server.cluster.network_policies), len(server.cluster.secrets)) == (1, 1)
 
 
 def test_repeated_launch_replaces_the_token(server: ApiServer, launcher: KubeRayLauncher) -> None:

@@ -160,6 +160,20 @@ def test_api_and_reconciler_get_the_size_of_their_workspace(name: str) -> None:
     assert environment(previewed(workspace_gib=40), name)["CLOISTER_WORKSPACE_GIB"] == "40"
 
 
+def test_issuer_of_tokens_reaches_the_api_only() -> None:
+    oidc = {
+        "issuer": "https://login.acme.example",
+        "audience": "cloister",
+        "jwks_url": "https://login.acme.example/certs",
+        "grants": [{"group": "ml", "project": "research", "scopes": ["read"]}],
+    }
+    recording = previewed(oidc=oidc)
+    read = read_settings(environment(recording, "api")).oidc
+    assert read is not None
+    assert read.model_dump(exclude_defaults=True, mode="json") == oidc
+    assert not [name for name in ("reconciler", "coordinator") if "CLOISTER_OIDC" in environment(recording, name)]
+
+
 def test_ingress_accepts_large_uploads_with_tls_on_api_paths_only() -> None:
     (ingress,) = preview("v100-and-a10g").of_type("Ingress")
     spec = ingress.inputs["spec"]

@@ -74,7 +74,28 @@ def good_stack() -> dict[str, Manifest]:
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "Role",
             "metadata": metadata("reconciler"),
-            "rules": [{"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["create", "get"]}],
+            "rules": [
+                {"apiGroups": ["ray.io"], "resources": ["rayjobs"], "verbs": ["create", "get"]},
+                {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create"]},
+            ],
+        },
+        "admission": {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": metadata("job-networks"),
+            "spec": {},
+        },
+        "admission binding": {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": metadata("job-networks"),
+            "spec": {
+                "policyName": "job-networks",
+                "validationActions": ["Deny"],
+                "matchResources": {
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "acme"}},
+                },
+            },
         },
         "binding": {
             "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -238,6 +259,9 @@ BAD: list[tuple[str, str, Change]] = [
     ("default_deny", "namespace", lambda body: body["metadata"].update(name="another")),
     ("tokens_only_with_rights", "deployment", lambda body: spec_of(body).pop("automountServiceAccountToken")),
     ("tokens_only_with_rights", "templates", in_template(set_in(spec_of, automountServiceAccountToken=True))),
+    ("limited_network_policies", "role", lambda body: body["metadata"].update(namespace="another")),
+    ("limited_network_policies", "admission", lambda body: body["metadata"].update(name="another")),
+    ("limited_network_policies", "admission binding", lambda body: body["spec"].update(validationActions=["Audit"])),
     ("disruption_budgets", "budget", lambda body: body["metadata"].update(namespace="another")),
     ("disruption_budgets", "budget", lambda body: body["spec"].update(maxUnavailable=0)),
     ("unique_objects", "service", lambda body: body.update(good_stack()["secret"].body)),

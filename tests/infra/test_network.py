@@ -24,7 +24,7 @@ def test_both_namespaces_deny_all_connections(args: NetworkArgs) -> None:
 
 @pytest.mark.parametrize("args", EXAMPLES.values())
 def test_policies_allow_each_flow_at_both_ends_and_nothing_else(args: NetworkArgs) -> None:
-    both = flows(args)
+    both = [flow for flow in flows(args) if not flow.is_within_job]
     rules = [rule for each in policies(args) for side in ("ingress", "egress") for rule in each["spec"][side]]
     ends = [isinstance(end, Pods) and bool(end.labels) for flow in both for end in (flow.source, flow.target)]
     assert len(rules) == sum(ends)
@@ -46,6 +46,15 @@ def test_every_rule_names_its_peers(args: NetworkArgs) -> None:
 def test_workers_reach_the_object_store_but_no_database_or_kubernetes() -> None:
     workers = [flow for flow in flows(BUNDLED) if flow.source.name == "ray"]
     assert {flow.target.name for flow in workers} == {"ray", "object-store", "cluster DNS"}
+
+
+@pytest.mark.parametrize("args", EXAMPLES.values())
+def test_no_policy_of_the_program_connects_pods_of_jobs(args: NetworkArgs) -> None:
+    for name in ("ray", "ray-head"):
+        opened = policy(args, name)
+        peers = [peer for rule in opened["ingress"] for peer in rule["from"]]  # type: ignore[attr-defined]
+        peers += [peer for rule in opened["egress"] for peer in rule["to"]]  # type: ignore[attr-defined]
+        assert args.names.jobs_namespace not in str(peers)
 
 
 def test_only_heads_reach_the_coordinator_and_no_pod_of_a_job_reaches_the_database() -> None:

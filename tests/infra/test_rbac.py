@@ -8,8 +8,14 @@ from tests.infra.previewed_stacks import STACKS, preview
 def test_launcher_has_the_rights_that_it_uses_only() -> None:
     rules = {(right.resource, verb) for right in LAUNCHER_RIGHTS for verb in right.verbs}
     requests = {name for name in vars(rayjobs_api.RayJobsApi) if not name.startswith("_")}
-    asked = {("rayjobs", request.removesuffix("_all")) for request in requests - {"pods", "put_secret"}}
-    assert rules == asked | {("pods", "list"), ("secrets", "create"), ("secrets", "update")}
+    others = {"pods", "put_secret", "ensure_network_policy"}
+    asked = {("rayjobs", request.removesuffix("_all")) for request in requests - others}
+    assert rules == asked | {
+        ("pods", "list"),
+        ("secrets", "create"),
+        ("secrets", "update"),
+        ("networkpolicies", "create"),
+    }
 
 
 @pytest.mark.parametrize("name", STACKS)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -155,6 +156,7 @@ class Stack:
             launcher=self.launcher,
             catalogue={"demo": CatalogueModel(spec=ModelSpec(id="demo", source="x"))},
             coordinator_url="http://127.0.0.1:1",
+            webhook_networks=(ip_network("127.0.0.0/8"), ip_network("::1/128")),
             workspace=Workspace(workspace),
             **settings,
         )

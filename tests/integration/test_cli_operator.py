@@ -44,7 +44,8 @@ def test_key_is_shown_once_and_has_its_scopes(run: Run, pool: Pool) -> None:
     listed = run("keys", "list")
     assert key not in listed
     assert f"…{key[-4:]}" in listed
-    assert "research  read,admin  valid  ci" in listed
+    assert "research  read,admin  valid  used " in listed
+    assert "  default" not in listed
 
 
 def test_key_reads_and_submits_in_the_default_project_by_default(run: Run, pool: Pool) -> None:
@@ -69,6 +70,18 @@ def test_list_of_keys_shows_their_states(run: Run, pool: Pool) -> None:
     ]
     assert states == [["project archived"], ["valid until"], ["expired"], ["revoked"]]
     assert len(run("keys", "list", "--project", "old").splitlines()) == 1
+
+
+def test_list_of_keys_shows_use_and_the_end_of_the_maximum_lifetime(
+    run: Run, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authenticate(pool, run("keys", "create", "used").strip())
+    run("keys", "create", "idle")
+    used, idle = run("keys", "list").splitlines()
+    assert "  valid  used 20" in used
+    assert "  valid  never used  idle" in idle
+    monkeypatch.setenv("CLOISTER_MAX_KEY_DAYS", "90")
+    assert "  valid until 20" in run("keys", "list").splitlines()[0]
 
 
 def test_project_is_listed_with_its_limits_and_use(run: Run, pool: Pool) -> None:

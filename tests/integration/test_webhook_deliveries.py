@@ -64,9 +64,11 @@ def delivering(stack: Stack) -> Iterator[None]:
     over = Event()
     thread = Thread(target=keep_delivering, args=(stack.backends, over))
     thread.start()
-    yield
-    over.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def subscribe(stack: Stack, url: str, *events: EventType) -> str:

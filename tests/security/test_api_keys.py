@@ -3,6 +3,8 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 import openai
@@ -11,7 +13,7 @@ import pytest
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import create_app
 from service.api.wrong_keys import WrongKeys
-from service.api_keys import Scope, create_api_key, list_api_keys, revoke_api_key
+from service.api_keys import Scope, create_api_key, list_api_keys, revoke_api_key, valid_readers
 from service.backends import Backends
 from service.db import Pool
 from service.projects import Project, archive_project
@@ -22,6 +24,12 @@ from tests.security.serving import served
 def url(api_pool: Pool) -> Iterator[str]:
     """A new API process has counted no wrong key yet."""
     with served(create_app(Backends(pool=api_pool, store=MemoryObjectStore()))) as opened:
+        yield opened
+
+
+@contextmanager
+def served_anew(pool: Pool, **settings: Any) -> Iterator[str]:
+    with served(create_app(Backends(pool=pool, store=MemoryObjectStore(), **settings))) as opened:
         yield opened
 
 
@@ -58,6 +66,54 @@ def test_revoked_key_is_refused_at_once_by_an_api_that_limits_guesses(
     (key,) = list_api_keys(api_pool, project_id=project.id)
     revoke_api_key(api_pool, key.id)
     assert status(url, api_key).status_code == 401
+
+
+def test_expired_key_is_refused_on_time_with_the_error_of_openai(url: str, api_pool: Pool, project: Project) -> None:
+    key = create_api_key(
+        api_pool, project_id=project.id, name="short", expires_at=datetime.now(UTC) + timedelta(seconds=0.5)
+    )
+    assert status(url, key).status_code == 200
+    guess(url)  # valid keys are now cached for a second
+    time.sleep(0.6)
+    assert status(url, key).status_code in {401, 429}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client, served_anew(api_pool) as fresh:
+        client.base_url = httpx.URL(f"{fresh}/v1")
+        with pytest.raises(openai.AuthenticationError, match="expired") as raised:
+            client.batches.list()
+    assert (raised.value.code, raised.value.type) == ("invalid_api_key", "invalid_request_error")
+
+
+def test_maximum_lifetime_ends_keys_that_were_created_before_it(api_pool: Pool, project: Project, api_key: str) -> None:
+    later = create_api_key(
+        api_pool, project_id=project.id, name="later", expires_at=datetime.now(UTC) + timedelta(days=999)
+    )
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE api_keys SET created_at = now() - interval '91 days'")
+    new = create_api_key(api_pool, project_id=project.id, name="new")
+    with served_anew(api_pool, max_key_lifetime=timedelta(days=90)) as url:
+        assert [status(url, key).status_code for key in (api_key, later, new)] == [401, 401, 200]
+        guess(url)
+        assert [status(url, key).status_code for key in (api_key, later, new)] == [429, 429, 200]
+    ids = [key.id for key in list_api_keys(api_pool, project_id=project.id)]
+    assert len(valid_readers(api_pool, ids, timedelta(days=90))) == 1
+
+
+def test_use_of_a_key_is_recorded_once_a_minute(url: str, api_pool: Pool, project: Project, api_key: str) -> None:
+    def used_at() -> datetime | None:
+        (key,) = list_api_keys(api_pool, project_id=project.id)
+        return key.last_used_at
+
+    assert used_at() is None
+    status(url, api_key)
+    first = used_at()
+    assert first is not None
+    for _ in range(5):
+        status(url, api_key)
+    assert used_at() == first
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE api_keys SET last_used_at = now() - interval '61 s'")
+    status(url, api_key)
+    assert (used_at() or first) > first
 
 
 def test_forwarded_addresses_do_not_hide_guesses(url: str) -> None:
@@ -116,6 +172,19 @@ def test_revoked_key_ends_its_event_streams_but_no_others(
                 "INSERT INTO batch_events (batch_id, type, data) VALUES (%s, 'batch.in_progress', '{}')", [batch.id]
             )
         assert any(line == "event: batch.in_progress" for line in going_on)
+
+
+@pytest.mark.slow
+def test_expired_key_ends_its_event_streams(
+    base_url: str, client: openai.OpenAI, api_pool: Pool, project: Project
+) -> None:
+    batch = client.batches.create(input_file_id="file-none", endpoint="/v1/completions", completion_window="24h")
+    expires_at = datetime.now(UTC) + timedelta(seconds=1)
+    short = create_api_key(api_pool, project_id=project.id, name="short", scopes=[Scope.READ], expires_at=expires_at)
+    with event_stream(base_url, short, batch.id) as ended:
+        next(ended)
+        list(ended)
+    assert (datetime.now(UTC) - expires_at).total_seconds() < 10
 
 
 @pytest.mark.slow

@@ -67,6 +67,18 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= README_WORDS
 
 
+def test_every_sentence_on_privacy_links_to_a_test_that_exists() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Privacy")[2].partition("\n## ")[0]
+    points = re.split(r"^- ", section, flags=re.MULTILINE)[1:]
+    assert len(points) >= 6
+    for point in points:
+        tests = re.findall(r"\[`(test_\w+)`\]\((tests/[\w./]+\.py)\)", point)
+        assert tests, point
+        for name, file in tests:
+            assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8"), name
+
+
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
 def test_every_code_path_exists(name: str) -> None:
     paths = CODE_PATH.findall(prose(ROOT / name))

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.api.dependencies import AdminAccess, BackendsDependency
 from service.api.openapi import INVALID_CURSOR, WITH_KEY, described
 from service.api.schemas import NEWEST, Answer, Page, Text
+from service.api_keys import PERSON_PREFIX
 from service.db import query
 from service.db.rows import fetch_value
 from service.errors import InvalidRequestError
@@ -32,11 +33,24 @@ class AuditLogApiKey(Answer):
     type: Literal["service_account"] = "service_account"
 
 
-class AuditLogActor(Answer):
-    """The author of the change: an API key, an operator at the command line, or the stack itself (retention)."""
+class AuditLogUser(Answer):
+    """The person who made the change, by the subject of their token."""
 
-    type: Literal["api_key", "operator", "retention"]
+    id: str
+
+
+class AuditLogSession(Answer):
+    """The session of a person who signed in with OpenID Connect."""
+
+    user: AuditLogUser
+
+
+class AuditLogActor(Answer):
+    """The author of the change: an API key, a person, an operator at the command line, or the stack (retention)."""
+
+    type: Literal["api_key", "session", "operator", "retention"]
     api_key: AuditLogApiKey | None = None
+    session: AuditLogSession | None = None
 
 
 class AuditLogProject(Answer):
@@ -65,7 +79,9 @@ class AuditLog(Answer):
         if row["sha256"] is not None:
             details |= {"bytes": row["size_bytes"], "sha256": row["sha256"].hex()}
         actor: dict[str, Any] = {"type": row["actor"]}
-        if row["actor"] not in {"operator", "retention"}:
+        if row["actor"].startswith(PERSON_PREFIX):
+            actor = {"type": "session", "session": {"user": {"id": row["actor"].removeprefix(PERSON_PREFIX)}}}
+        elif row["actor"] not in {"operator", "retention"}:
             actor = {"type": "api_key", "api_key": {"id": row["actor"]}}
         fields = {
             "id": row["id"],

@@ -4,10 +4,11 @@ Source of the format: https://html.spec.whatwg.org/multipage/server-sent-events.
 """
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 import orjson
@@ -19,6 +20,7 @@ from service.api.dependencies import BackendsDependency, ReadAccess
 from service.api.openapi import WITH_KEY, Responses, described
 from service.api.routes.batches import NO_BATCH, BatchId, batch_not_found
 from service.api.watching import Feed, Watching
+from service.api_keys import Access
 from service.db.rows import fetch_value
 from service.errors import InvalidRequestError
 
@@ -98,19 +100,20 @@ async def watch_batch(
     if feed.is_finished(last_event_id):
         return Response(status_code=204)
     return StreamingResponse(
-        _stream(watching, feed, last_event_id, access.key_id),
+        _stream(watching, feed, last_event_id, access),
         media_type="text/event-stream",
         # nginx and other proxies buffer slow answers unless this header forbids it.
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
 
 
-async def _stream(watching: Watching, feed: Feed, last_id: int, key_id: str) -> AsyncIterator[bytes]:
+async def _stream(watching: Watching, feed: Feed, last_id: int, access: Access) -> AsyncIterator[bytes]:
     """Yield the events after ``last_id``. A client that reads slowly delays only itself: nothing is queued for it."""
     sent_progress: tuple[int, ...] = ()
     progress_due = 0.0
-    ends_at = time.monotonic() + watching.max_stream_s
-    with watching.stream(key_id):
+    left_s = (access.expires_at - datetime.now(UTC)).total_seconds() if access.expires_at else math.inf
+    ends_at = time.monotonic() + min(watching.max_stream_s, left_s)
+    with watching.stream(access.key_id):
         yield f"retry: {RETRY // timedelta(milliseconds=1)}\n\n".encode()
         while True:
             changed = feed.changed
@@ -118,7 +121,7 @@ async def _stream(watching: Watching, feed: Feed, last_id: int, key_id: str) -> 
                 last_id = event["id"]
                 data = orjson.dumps({"at": round(event["at"], 3), "data": event["data"], **feed.state})
                 yield format_sse_event(id=str(last_id), event=event["type"], data_str=data.decode())
-            if feed.is_finished(last_id) or watching.must_end(key_id) or time.monotonic() >= ends_at:
+            if feed.is_finished(last_id) or watching.must_end(access.key_id) or time.monotonic() >= ends_at:
                 return
             now = time.monotonic()
             is_new = feed.progress != sent_progress

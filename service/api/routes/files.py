@@ -277,7 +277,7 @@ def delete_file(backends: BackendsDependency, access: SubmitAccess, file_id: Fil
 
     The reconciler deletes the content later if a batch still reads it or the store is unreachable.
     """
-    parameters = {"id": file_id, "project_id": access.project.id, "actor": access.key_id, "reason": "api"}
+    parameters = {"id": file_id, "project_id": access.project.id, "actor": access.identity, "reason": "api"}
     with backends.pool.connection() as connection:
         if fetch_value(connection, "lock_file_to_delete", parameters) is None:
             raise NotFoundError(f"No such File object: {file_id}", param="id")

@@ -14,6 +14,9 @@ RETURNING id, name
 -- name: project_by_name
 SELECT id, name FROM projects WHERE name = %(name)s OR id = %(name)s
 
+-- name: open_projects
+SELECT id, name FROM projects WHERE name = ANY (%(names)s) AND archived_at IS NULL ORDER BY name
+
 -- name: list_projects
 SELECT projects.*, batches, requests, tokens, stored_bytes
 FROM projects
@@ -46,18 +49,27 @@ FROM projects WHERE id = %(project_id)s AND archived_at IS NULL
 RETURNING id
 
 -- name: api_keys_by_digest
-SELECT api_keys.id, key_sha256, scopes, project_id, projects.name AS project_name
+SELECT api_keys.id, key_sha256, scopes, project_id, projects.name AS project_name,
+       coalesce(last_used_at < now() - interval '1 minute', true) AS is_use_due
 FROM api_keys JOIN projects ON projects.id = api_keys.project_id
 WHERE substr(key_sha256, 1, 8) = substr(%(key_sha256)s::bytea, 1, 8)
   AND revoked_at IS NULL
-  AND (expires_at IS NULL OR expires_at > now())
+  AND coalesce(least(expires_at, api_keys.created_at + %(max_lifetime)s::interval), 'infinity') > now()
   AND archived_at IS NULL
+
+-- name: note_use_of_api_key
+UPDATE api_keys SET last_used_at = now()
+WHERE id = (
+    SELECT id FROM api_keys
+    WHERE id = %(id)s AND coalesce(last_used_at < now() - interval '1 minute', true)
+    FOR NO KEY UPDATE SKIP LOCKED  -- another request of this key records it
+)
 
 -- name: digests_of_valid_keys
 SELECT substr(key_sha256, 1, 8) AS digest
 FROM api_keys JOIN projects ON projects.id = api_keys.project_id
 WHERE revoked_at IS NULL
-  AND (expires_at IS NULL OR expires_at > now())
+  AND coalesce(least(expires_at, api_keys.created_at + %(max_lifetime)s::interval), 'infinity') > now()
   AND archived_at IS NULL
 
 -- name: valid_readers
@@ -66,15 +78,16 @@ FROM api_keys JOIN projects ON projects.id = api_keys.project_id
 WHERE api_keys.id = ANY (%(ids)s)
   AND 'read' = ANY (scopes)
   AND revoked_at IS NULL
-  AND (expires_at IS NULL OR expires_at > now())
+  AND coalesce(least(expires_at, api_keys.created_at + %(max_lifetime)s::interval), 'infinity') > now()
   AND archived_at IS NULL
 
 -- name: api_key_by_id
 SELECT id FROM api_keys WHERE id = %(id)s
 
 -- name: list_api_keys
-SELECT api_keys.id, api_keys.name, projects.name AS project_name, scopes, hint, api_keys.created_at, expires_at,
-       revoked_at, archived_at
+SELECT api_keys.id, api_keys.name, projects.name AS project_name, scopes, hint, api_keys.created_at,
+       least(expires_at, api_keys.created_at + %(max_lifetime)s::interval) AS expires_at,
+       revoked_at, archived_at, last_used_at
 FROM api_keys JOIN projects ON projects.id = project_id
 WHERE %(project_id)s::text IS NULL OR project_id = %(project_id)s
 ORDER BY api_keys.created_at, api_keys.id
