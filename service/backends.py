@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
+from cryptography.fernet import MultiFernet
+
 from service.db import Pool
 from service.model_catalogue import Catalogue
 from service.ports import ObjectStore
@@ -27,6 +29,7 @@ class Backends:
         catalogue_changed_at: aware UTC time of the last change to the catalogue.
         retention_s: the most seconds for which files and ended batches are kept. A project can set another.
         workspace: the disk for uploads and partial results, and for plans and results of batches.
+        encryption_keys: keys of stored secrets; None where no secret can be stored or read.
         max_transfers_per_key: large uploads and partial results that a key may have at a time in this process.
     """
 
@@ -36,4 +39,5 @@ class Backends:
     catalogue_changed_at: datetime = _EPOCH
     retention_s: int = DEFAULT_RETENTION_S
     workspace: Workspace = field(default_factory=Workspace)
+    encryption_keys: MultiFernet | None = None
     max_transfers_per_key: int = DEFAULT_MAX_TRANSFERS_PER_KEY

@@ -17,10 +17,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import orjson
+from cryptography.fernet import MultiFernet
 from standardwebhooks import Webhook
 
 from service.db import Pool, query
 from service.errors import CloisterError
+from service.stored_secrets import encrypt
 
 MAX_URL_LENGTH: Final = 2_048
 
@@ -73,7 +75,7 @@ class Delivery:
         created_at: when the batch ended; aware.
         attempts: how often it was sent, this attempt included.
         url: the endpoint's URL.
-        secret: the endpoint's signing secret.
+        secret: the endpoint's signing secret, encrypted as it is stored.
     """
 
     event_id: str
@@ -127,11 +129,12 @@ def check_address(address: IpAddress) -> None:
         )
 
 
-def sign_message(delivery: Delivery, now: datetime) -> tuple[bytes, dict[str, str]]:
+def sign_message(delivery: Delivery, secret: str, now: datetime) -> tuple[bytes, dict[str, str]]:
     """Return content and headers of the signed message of a delivery. Content and id are the same at each attempt.
 
     Args:
         delivery: the delivery.
+        secret: the endpoint's signing secret in clear text.
         now: aware, UTC. Receivers refuse messages that were signed more than five minutes ago.
     """
     event_id = delivery.event_id
@@ -144,7 +147,7 @@ def sign_message(delivery: Delivery, now: datetime) -> tuple[bytes, dict[str, st
             "data": {"id": delivery.batch_id},
         }
     )
-    signature = Webhook(delivery.secret).sign(event_id, now, content.decode())
+    signature = Webhook(secret).sign(event_id, now, content.decode())
     return content, {
         "content-type": "application/json",
         "user-agent": "cloister",
@@ -165,11 +168,28 @@ def next_try(created_at: datetime, attempts: int, now: datetime) -> datetime | N
 
 
 def create_endpoint(
-    pool: Pool, *, project_id: str, url: str, events: Collection[EventType], name: str, actor: str
+    pool: Pool,
+    keys: MultiFernet | None,
+    *,
+    project_id: str,
+    url: str,
+    events: Collection[EventType],
+    name: str,
+    actor: str,
 ) -> tuple[Endpoint, str]:
     """Create an endpoint; return it and its signing secret of 256 random bits, which is not shown again.
 
+    Args:
+        pool: the database, which gets the secret encrypted.
+        keys: see ``service.stored_secrets``.
+        project_id: the project whose batches it reports.
+        url: where messages are posted.
+        events: what it reports.
+        name: a name for listings.
+        actor: who creates it, for the audit log.
+
     Raises:
+        SettingsError: there are no keys.
         WebhookUrlError: see ``check_url``.
     """
     check_url(url)
@@ -179,7 +199,7 @@ def create_endpoint(
         "project_id": project_id,
         "name": name,
         "url": url,
-        "secret": secret,
+        "secret": encrypt(keys, secret),
         "events": [event.value for event in EventType if event in events],
         "actor": actor,
     }

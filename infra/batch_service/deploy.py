@@ -13,7 +13,7 @@ from infra.data.object_store import ObjectStoreConnection
 from infra.jobs.pods import RayJobArgs
 from infra.jobs.template import ray_job_templates
 from infra.kubernetes.images import PULL_SECRET
-from infra.kubernetes.pod_spec import digest
+from infra.kubernetes.pod_spec import secret_digest
 from infra.stack_file.reading import StackConfig
 from ray_job.contract.job_spec import ObjectStoreLocation
 
@@ -39,7 +39,7 @@ def deploy_batch_service(
         before_migrations: resources to create before the database is migrated.
         opts: options of the component.
     """
-    file, key = config.file, store.service
+    file, key, encryption_keys = config.file, store.service, config.secret("encryption_keys")
     templates = _ray_job_templates(config, store, jobs_priority)
     configuration = "\0".join((config.models_yaml, *templates.values(), postgres.ca_pem))
     settings = ServiceSettings(
@@ -55,7 +55,9 @@ def deploy_batch_service(
         workspace_gib=file.workspace_gib,
         log_level=file.log_level,
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],
-        credentials_digest=digest(postgres.owner.password, key.access_key_id, key.secret_access_key),
+        credentials_digest=secret_digest(
+            encryption_keys, postgres.owner.password, key.access_key_id, key.secret_access_key, encryption_keys
+        ),
     )
     return BatchService(
         "batch-service",

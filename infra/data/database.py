@@ -21,6 +21,7 @@ from infra.kubernetes.pod_spec import (
     digest,
     pod_security_context,
     resources,
+    secret_digest,
     secret_volume,
 )
 from infra.tenancy.credentials import DatabaseLogin
@@ -113,6 +114,7 @@ class BundledDatabaseArgs:
         storage_class: empty for the cluster's default.
         protection: protection of the stack's data.
         owner_password: password of the service's role.
+        digest_key: key of the digests of secrets in annotations.
         cpu: requested CPUs, a Kubernetes quantity; the limit is two CPUs.
         memory: request and limit of memory, a Kubernetes quantity.
         uid: user that the server runs as; the official image has 999.
@@ -126,6 +128,7 @@ class BundledDatabaseArgs:
     storage_class: str = ""
     protection: DataProtection
     owner_password: pulumi.Input[str]
+    digest_key: pulumi.Input[str]
     cpu: str = "250m"
     memory: str = "1Gi"
     uid: int = 999
@@ -202,7 +205,7 @@ def bundled_stateful_set(args: BundledDatabaseArgs) -> Any:
             "metadata": {
                 "labels": args.names.labels(COMPONENT),
                 "annotations": {
-                    "cloister.dev/passwords": digest(args.owner_password),
+                    "cloister.dev/passwords": secret_digest(args.digest_key, args.owner_password),
                     "cloister.dev/scripts": digest(*(script(file) for file in _SCRIPT_FILES)),
                 },
             },

@@ -47,6 +47,7 @@ def deploy_object_store(
         image=file.images.mirrored(file.images.versitygw),
         service_image=file.images.mirrored(file.images.service),
         secret_access_key=secret,
+        digest_key=config.secret("encryption_keys"),
         weights_prefix=file.model_weights.prefix if file.model_weights.kind == "object_store" else "models",
         placement=placement,
         protection=protection,
@@ -99,7 +100,8 @@ def deploy_database(
         "pull_secret": PULL_SECRET if file.images.pull_secret else "",
     }
     if not isinstance(section, CloudNativePgSection):
-        return BundledDatabase("database", BundledDatabaseArgs(**in_cluster), opts=opts).connection
+        bundled = BundledDatabaseArgs(**in_cluster, digest_key=config.secret("encryption_keys"))
+        return BundledDatabase("database", bundled, opts=opts).connection
     cluster = CloudNativePgArgs(
         **in_cluster,
         postgres_version=section.postgres_version,

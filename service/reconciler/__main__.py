@@ -43,6 +43,7 @@ def main() -> int:
                 workspace=opened.workspace,
                 slots=Slots(default=settings.max_running_jobs, by_accelerator=settings.max_running_jobs_by_accelerator),
                 retention_s=opened.retention_s,
+                encryption_keys=opened.encryption_keys,
                 stopping=stopping,
             )
             if settings.health_port:

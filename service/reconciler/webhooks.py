@@ -19,9 +19,11 @@ import structlog
 from psycopg.rows import class_row
 
 from service.db import query
+from service.errors import CloisterError
 from service.logging import error_text
 from service.reconciler.backends import Backends
-from service.webhooks import Delivery, WebhookUrlError, check_address, check_url, next_try, sign_message
+from service.stored_secrets import decrypt
+from service.webhooks import Delivery, check_address, check_url, next_try, sign_message
 
 logger = structlog.get_logger(__name__)
 
@@ -79,8 +81,8 @@ def deliver(backends: Backends, delivery: Delivery, trust: ssl.SSLContext) -> No
     key = {"event_id": delivery.event_id, "endpoint_id": delivery.endpoint_id}
     facts = {**key, "batch_id": delivery.batch_id, "attempt": delivery.attempts}
     try:
-        asyncio.run(_post(delivery, trust))
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, WebhookUrlError) as error:
+        asyncio.run(_post(delivery, decrypt(backends.encryption_keys, delivery.secret), trust))
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, CloisterError) as error:
         problem = str(error) or f"no answer within {TIMEOUT_S:.0f} s"
     else:
         with backends.pool.connection() as connection:
@@ -96,9 +98,9 @@ def deliver(backends: Backends, delivery: Delivery, trust: ssl.SSLContext) -> No
     backends.metrics.deliveries.labels(outcome=outcome).inc()
 
 
-async def _post(delivery: Delivery, trust: ssl.SSLContext) -> None:
+async def _post(delivery: Delivery, secret: str, trust: ssl.SSLContext) -> None:
     check_url(delivery.url)
-    content, headers = sign_message(delivery, datetime.now(UTC))
+    content, headers = sign_message(delivery, secret, datetime.now(UTC))
     # One limit for everything: a receiver that sends a byte now and then must not hold a thread.
     async with asyncio.timeout(TIMEOUT_S):
         url = httpx.URL(delivery.url)

@@ -81,10 +81,23 @@ def test_jobs_reach_the_coordinator_at_its_service() -> None:
     )
 
 
-def test_coordinator_has_the_logins_of_the_service() -> None:
-    api, coordinator = pod(preview(), "api")["spec"], pod(preview(), "coordinator")["spec"]
-    assert coordinator["initContainers"] == api["initContainers"]
-    assert coordinator["containers"][0]["command"] == ["python", "-m", "service.coordinator"]
+@pytest.mark.parametrize(
+    ("name", "secrets"),
+    [
+        ("api", {"database-credentials", "object-store-credentials", "encryption-keys"}),
+        ("reconciler", {"database-credentials", "object-store-credentials", "encryption-keys"}),
+        ("coordinator", {"database-credentials", "object-store-credentials"}),
+        ("migrations", {"database-credentials", "encryption-keys"}),
+    ],
+)
+def test_pod_has_the_secrets_that_it_uses(name: str, secrets: set[str]) -> None:
+    spec = pod(preview(), name)["spec"]
+    assert {each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each} == secrets
+    assert ("CLOISTER_ENCRYPTION_KEYS_FILE" in environment(preview(), name)) == ("encryption-keys" in secrets)
+
+
+def test_coordinator_runs_the_coordinator() -> None:
+    assert pod(preview(), "coordinator")["spec"]["containers"][0]["command"] == ["python", "-m", "service.coordinator"]
 
 
 @pytest.mark.parametrize("name", STACKS)

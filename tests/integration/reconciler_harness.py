@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Final
+
+from cryptography.fernet import Fernet, MultiFernet
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.leases import Commit, CommittedRows, EndRequest, Lease, SyncRequest, SyncResponse
@@ -30,6 +32,7 @@ from service.workspace import Workspace
 
 CHAT = "/v1/chat/completions"
 BATCH = "batch_1"
+KEYS: Final = MultiFernet([Fernet(Fernet.generate_key())])
 SUCCEEDED = JobStatus(state=JobState.SUCCEEDED)
 FAILED = JobStatus(state=JobState.FAILED, message="ValueError: no such model directory")
 RUNNING = JobStatus(state=JobState.RUNNING)
@@ -156,6 +159,7 @@ class Stack:
             catalogue={"demo": CatalogueModel(spec=ModelSpec(id="demo", source="x"))},
             coordinator_url="http://127.0.0.1:1",
             workspace=Workspace(workspace),
+            encryption_keys=KEYS,
             **settings,
         )
 
