@@ -27,6 +27,7 @@ from infra.tenancy.credentials import Credentials
 from infra.tenancy.namespaces import Namespaces
 from infra.tenancy.network import Network, NetworkArgs, Networks, Pods
 from infra.tenancy.rbac import Rbac
+from infra.tenancy.trust import CaBundle
 
 
 def run() -> None:
@@ -85,6 +86,8 @@ def deploy(config: StackConfig) -> dict[str, Any]:
     before_migrations: list[pulumi.Resource] = [*secrets, *postgres.depends_on, *store.depends_on]
     if postgres.ca_pem:
         before_migrations += DatabaseCa("database-ca", names, postgres.ca_pem, opts=after(*foundation)).resources
+    if file.trust.ca_bundle:
+        before_migrations += CaBundle("ca-bundle", names, file.trust.ca_bundle, opts=after(*foundation)).resources
     before_migrations += Rbac("access", names, opts=after(*foundation)).resources
     Network("network", _network_args(config, postgres, store), opts=after(*foundation))
 

@@ -41,14 +41,15 @@ def deploy_batch_service(
     """
     file, key, encryption_keys = config.file, store.service, config.secret("encryption_keys")
     templates = _ray_job_templates(config, store, jobs_priority)
-    configuration = "\0".join((config.models_yaml, *templates.values(), postgres.ca_pem))
+    configuration = "\0".join((config.models_yaml, *templates.values(), postgres.ca_pem, file.trust.ca_bundle or ""))
     settings = ServiceSettings(
         names=config.names,
         image=str(file.images.mirrored(file.images.service)),
         pull_secret=PULL_SECRET if file.images.pull_secret else "",
         placement=placement,
         database_url=postgres.url,
-        has_database_ca=bool(postgres.ca_pem),
+        database_ca=postgres.ca_volume,
+        has_ca_bundle=bool(file.trust.ca_bundle),
         object_store_url=store.url,
         max_running_jobs=file.limits.max_running_jobs,
         retention_days=file.retention_days,
@@ -86,6 +87,7 @@ def _ray_job_templates(config: StackConfig, store: ObjectStoreConnection, priori
         times=file.jobs,
         has_pull_secret=file.images.pull_secret is not None,
         has_http_engine_key="http_engine_api_key" in config.secrets,
+        has_ca_bundle=bool(file.trust.ca_bundle),
         priority_class=priority_class,
     )
     return ray_job_templates(config.catalogue, args)

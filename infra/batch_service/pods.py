@@ -42,7 +42,8 @@ class ServiceSettings:
         pull_secret: name of the pull secret; empty for none.
         placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName``.
         database_url: URL of the owner's role, without a password.
-        has_database_ca: whether the ConfigMap ``database-ca`` exists.
+        database_ca: the volume with the CA certificate of the database; None without one.
+        has_ca_bundle: whether the ConfigMap ``ca-bundle`` exists.
         object_store_url: ``s3://bucket/prefix?endpoint_url=…&region=…``.
         max_running_jobs: jobs that run at the same time.
         retention_days: retention of files and ended batches, in days.
@@ -58,7 +59,8 @@ class ServiceSettings:
     pull_secret: str
     placement: Mapping[str, Any]
     database_url: pulumi.Input[str]
-    has_database_ca: bool
+    database_ca: Mapping[str, Any] | None
+    has_ca_bundle: bool
     object_store_url: pulumi.Input[str]
     max_running_jobs: int
     retention_days: int
@@ -201,15 +203,19 @@ def _pod(
     secrets: Sequence[str],
 ) -> dict[str, Any]:
     """Return a pod template; ``container`` has the fields in which its container differs, with ``env`` as a mapping."""
-    maps = dict(config_maps) | ({DATABASE_CA: _CA_DIRECTORY} if settings.has_database_ca else {})
     environment = {"TMPDIR": _TMP, **credentials.ENVIRONMENT, **container["env"]}
     if credentials.ENCRYPTION_KEYS in secrets:
         environment["CLOISTER_ENCRYPTION_KEYS_FILE"] = credentials.ENCRYPTION_KEYS_FILE
-    copy_credentials, credentials_volumes = credentials.pod_fields(settings.image, secrets)
+    copy_credentials, credentials_volumes = credentials.pod_fields(
+        settings.image, secrets, has_ca_bundle=settings.has_ca_bundle
+    )
+    if settings.has_ca_bundle:
+        environment |= credentials.CA_BUNDLE_ENVIRONMENT
     mounts = [
         {"name": "tmp", "mountPath": _TMP},
         credentials.VOLUME_MOUNT,
-        *({"name": name, "mountPath": path, "readOnly": True} for name, path in maps.items()),
+        *({"name": name, "mountPath": path, "readOnly": True} for name, path in config_maps.items()),
+        *([{"name": DATABASE_CA, "mountPath": _CA_DIRECTORY, "readOnly": True}] if settings.database_ca else []),
     ]
     spread = {
         "maxSkew": 1,
@@ -249,7 +255,8 @@ def _pod(
             "volumes": [
                 {"name": "tmp", "emptyDir": {"sizeLimit": tmp}},
                 *credentials_volumes,
-                *({"name": name, "configMap": {"name": name, "defaultMode": 0o444}} for name in maps),
+                *({"name": name, "configMap": {"name": name, "defaultMode": 0o444}} for name in config_maps),
+                *([settings.database_ca] if settings.database_ca else []),
             ],
         },
     }

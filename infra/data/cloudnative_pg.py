@@ -122,8 +122,10 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
         address: dict[str, Any] = {"host": host, "port": PORT, "database": names.database}
         self.connection = DatabaseConnection(
             owner=DatabaseLogin(**address, role=names.database, password=args.owner_password),
-            # The operator creates the CA with the cluster, so it is unknown before.
-            ssl_mode="require",
+            ssl_mode="verify-full",
+            # The operator creates and renews it; its server certificates name the Service. Source:
+            # https://cloudnative-pg.io/docs/current/certificates/
+            ca_secret=f"{args.cluster}-ca",
             pod_labels={"cnpg.io/cluster": args.cluster},
             depends_on=(cluster,),
         )

@@ -87,7 +87,7 @@ def deploy_database(
         return DatabaseConnection(
             owner=DatabaseLogin(**address, role=unquote(url.username or ""), password=owner_password),
             ssl_mode=cast("SslMode", dict(parse_qsl(url.query))["sslmode"]),
-            ca_pem=section.ca_certificate or "",
+            ca_pem=section.ca_certificate or file.trust.ca_bundle or "",
         )
     in_cluster: dict[str, Any] = {
         "names": config.names,

@@ -14,6 +14,7 @@ from pulumi_kubernetes import core, meta
 
 from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, resources, secret_volume
+from infra.tenancy import trust
 
 DIRECTORY: Final = "/run/cloister/credentials"
 DATABASE_LOGIN: Final = "database-credentials"
@@ -37,26 +38,35 @@ _VOLUME: Final = "credentials"
 VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True}
 """The mount of the files in a container."""
 _COPY: Final = "umask 077 && cp -L /etc/cloister/secrets/*/* " + DIRECTORY
+_BUNDLES_FILE: Final = f"{DIRECTORY}/ca-bundle.crt"
+# certifi's authorities are those that boto3 trusts without AWS_CA_BUNDLE.
+_JOIN_BUNDLES: Final = f'cat "$(python -m certifi)" {trust.CA_BUNDLE_FILE} >{_BUNDLES_FILE}'
+CA_BUNDLE_ENVIRONMENT: Final = {"SSL_CERT_FILE": _BUNDLES_FILE, "AWS_CA_BUNDLE": _BUNDLES_FILE}
+"""Environment variables of the service in a stack with private certificate authorities."""
 
 
-def pod_fields(image: Any, secrets: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def pod_fields(
+    image: Any, secrets: Sequence[str], *, has_ca_bundle: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the init container that copies the files, and the volumes: the Secrets and the memory with the copies.
 
     Args:
         image: any image with a shell, by digest. Use the pod's own image to avoid pulling another one.
         secrets: names of the Secrets.
+        has_ca_bundle: also write the public and the stack's private certificate authorities to one file.
     """
     mounts = [{"name": secret, "mountPath": f"/etc/cloister/secrets/{secret}", "readOnly": True} for secret in secrets]
+    bundle_mounts, bundle_volumes = ([trust.VOLUME_MOUNT], [trust.VOLUME]) if has_ca_bundle else ([], [])
     init_container = {
         "name": "credentials",
         "image": image,
-        "command": ["/bin/sh", "-ec", _COPY],
-        "volumeMounts": [{"name": _VOLUME, "mountPath": DIRECTORY}, *mounts],
+        "command": ["/bin/sh", "-ec", f"{_COPY} && {_JOIN_BUNDLES}" if has_ca_bundle else _COPY],
+        "volumeMounts": [{"name": _VOLUME, "mountPath": DIRECTORY}, *mounts, *bundle_mounts],
         "securityContext": container_security_context(),
         "resources": resources(cpu="10m", memory="32Mi", cpu_limit="500m", ephemeral_storage="16Mi"),
     }
-    memory = {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-    return init_container, [memory, *(secret_volume(secret, secret=secret) for secret in secrets)]
+    memory = {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}}
+    return init_container, [memory, *bundle_volumes, *(secret_volume(secret, secret=secret) for secret in secrets)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,7 +196,7 @@ def test_ca_certificate_of_an_external_database_reaches_the_service_only() -> No
 
 
 def test_api_key_of_the_http_engine_reaches_its_workers_only() -> None:
-    model = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
+    model = {"id": "m", "engine": "http", "base_url": "https://10.50.0.10:8000/v1"}
     network = stack_text().values["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
     values = changed(models=[model], network=network, http_engine_api_key="endpoint-key")
     recording = preview_values(values, stack_text().secret_keys | {"http_engine_api_key"})

@@ -304,8 +304,57 @@ def test_external_database_needs_tls() -> None:
 
 
 def test_model_of_the_http_engine_needs_endpoint_networks() -> None:
-    model = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
+    model = {"id": "m", "engine": "http", "base_url": "https://10.50.0.10:8000/v1"}
     assert set(problems(changed(models=[model]))) == {"network.endpoint_networks"}
+
+
+OWN = "own-postgres-and-s3"
+CLEAR_URL = "postgresql://a@db.example:5432/a?sslmode="
+HTTP_MODEL = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "key", "section"),
+    [
+        ("database", "database.kind", {"database": {"kind": "bundled"}}),
+        ("database", "database.url", {"database": {"url": f"{CLEAR_URL}require"}}),
+        ("database", "database.url", {"database": {"url": f"{CLEAR_URL}verify-ca"}}),
+        ("object_store", "object_store.kind", {"object_store": {"kind": "bundled"}}),
+        ("object_store", "object_store.endpoint_url", {"object_store": {"endpoint_url": "http://s3.example"}}),
+        ("kuberay_chart", "kuberay.chart.repository", {"kuberay": {"chart": {"repository": "http://charts.example"}}}),
+        ("http_engine", "models[0].base_url", {"models": [HTTP_MODEL]}),
+    ],
+)
+def test_clear_text_is_refused_unless_the_stack_file_allows_it(allowed: str, key: str, section: dict[str, Any]) -> None:
+    text = stack_text(OWN)
+    values = {**text.values, "images": stack_text().values["images"] | text.values["images"]}
+    values["network"] = values["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
+    secrets = set(text.secret_keys)
+    for name, wanted in section.items():
+        is_change = isinstance(wanted, dict) and "kind" not in wanted
+        values[name] = values.get(name, {}) | wanted if is_change else wanted
+    if section.get("object_store", {}).get("kind") == "bundled":
+        values.pop("object_store_job_secret_access_key")
+    refused = problems(values, frozenset(secrets))
+    assert set(refused) == {key}
+    assert f"add {allowed} to transport.allow_clear_text" in refused[key]
+    parse(values | {"transport": {"allow_clear_text": [allowed]}}, frozenset(secrets))
+
+
+def test_clear_text_to_an_external_database_is_never_allowed() -> None:
+    values = changed(OWN, transport={"allow_clear_text": ["database"]})
+    values["database"] |= {"url": f"{CLEAR_URL}disable"}
+    assert set(problems(values, stack_text(OWN).secret_keys)) == {"database.url"}
+
+
+@pytest.mark.parametrize(
+    "pem",
+    ["text", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----", "-----BEGIN PRIVATE KEY-----\nhunter2"],
+)
+def test_ca_bundle_must_be_certificates(pem: str) -> None:
+    found = problems(changed(trust={"ca_bundle": pem}))
+    assert set(found) == {"trust.ca_bundle"}
+    assert "hunter2" not in found["trust.ca_bundle"]
 
 
 @pytest.mark.parametrize("engine", ["direct", "processor", "serve"])
