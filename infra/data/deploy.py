@@ -108,6 +108,7 @@ def deploy_database(
         instances=section.instances,
         store=store,
         backup=section.backup,
+        ca_bundle=file.trust.ca_bundle or "",
         recovery=section.recovery,
     )
     return CloudNativePgDatabase("database", cluster, opts=opts).connection

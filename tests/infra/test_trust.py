@@ -63,6 +63,16 @@ def test_another_bundle_rolls_the_pods(pem: str, tmp_path: Path) -> None:
     assert annotations(pem) != annotations(make_authority(tmp_path / "other").ca_file.read_text())
 
 
+def test_backups_trust_public_and_private_authorities(pem: str) -> None:
+    recording = previewed("air-gap", pem)
+    [store] = [each for each in recording.resources if each.inputs.get("kind") == "ObjectStore"]
+    reference = store.inputs["spec"]["configuration"]["endpointCA"]
+    [secret] = [each for each in recording.of_type("Secret") if each.inputs["metadata"]["name"] == reference["name"]]
+    bundle = secret.inputs["stringData"][reference["key"]]
+    assert bundle.endswith(pem)
+    assert bundle.count("BEGIN CERTIFICATE") > 100
+
+
 def test_external_database_without_its_own_certificate_uses_the_bundle(pem: str) -> None:
     database = {**stack_text("own-postgres-and-s3").values["database"], "ca_certificate": None}
     recording = previewed("own-postgres-and-s3", pem, database=database)

@@ -19,7 +19,7 @@ from service.cli.app import app
 from service.db import Pool, query
 from service.db.__main__ import run as migrate
 from service.errors import SettingsError
-from service.stored_secrets import StoredSecretError, decrypt, encrypt, read_encryption_keys
+from service.stored_secrets import StoredSecretError, decrypt, encrypt, encrypt_stored_secrets, read_encryption_keys
 from service.webhooks import EventType, create_endpoint
 from tests.infra.previewed_stacks import preview_values, stack_text
 from tests.integration.reconciler_harness import KEYS, Stack, eventually
@@ -118,6 +118,16 @@ def test_rotation_lets_the_old_key_be_removed(pool: Pool, tmp_path: Path, monkey
     assert result.output == "webhook secrets encrypted under the first key: 2\n"
     keys = read_encryption_keys(key_file(path, new))
     assert {decrypt(keys, each) for each in stored(pool)} == {CLEAR, secret}
+
+
+def test_rotation_without_an_old_key_changes_nothing(pool: Pool, tmp_path: Path) -> None:
+    add_clear_row(pool)
+    with pool.connection() as connection:
+        encrypt_stored_secrets(connection, KEYS)
+    before = stored(pool)
+    with pytest.raises(StoredSecretError), pool.connection() as connection:
+        encrypt_stored_secrets(connection, read_encryption_keys(key_file(tmp_path / "keys", new_key())))
+    assert stored(pool) == before
 
 
 def test_delivery_without_the_right_key_waits_for_it(stack: Stack) -> None:

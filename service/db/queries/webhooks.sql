@@ -37,7 +37,7 @@ WITH deleted AS (
 SELECT id FROM deleted
 
 -- name: lock_webhook_secrets
-SELECT id, secret FROM webhook_endpoints ORDER BY id FOR UPDATE
+SELECT id, secret FROM webhook_endpoints ORDER BY id FOR NO KEY UPDATE
 
 -- name: set_webhook_secret
 UPDATE webhook_endpoints SET secret = %(secret)s WHERE id = %(id)s
