@@ -24,7 +24,9 @@ def digest(*values: pulumi.Input[str]) -> pulumi.Output[str]:
 
 
 def secret_digest(key: pulumi.Input[str], *values: pulumi.Input[str]) -> pulumi.Output[str]:
-    """Return the same for secrets, as an HMAC-SHA256: who may read a pod cannot guess a weak password with it.
+    """Return 16 hexadecimal digits that depend on secrets, as an HMAC-SHA256; a secret for Pulumi.
+
+    Readers of a pod's annotations can confirm no guess of a weak password with them.
 
     Args:
         key: a secret that cannot be guessed.

@@ -222,13 +222,17 @@ def transport_rules(sections: Sections, models: Models) -> Problems:
             found.append(("database", f"database.url: {problem}"))
     if isinstance(store, BundledObjectStoreSection):
         found.append(("object_store", "object_store.kind: the bundled object store has no TLS; use s3"))
-    if isinstance(store, S3ObjectStoreSection) and store.endpoint_url.startswith("http:"):
+    if isinstance(store, S3ObjectStoreSection) and _is_clear_text(store.endpoint_url):
         found.append(("object_store", "object_store.endpoint_url: is in clear text; use https://"))
-    if kuberay and kuberay.install == "helm" and kuberay.chart.repository.startswith("http:"):
+    if kuberay and kuberay.install == "helm" and _is_clear_text(kuberay.chart.repository):
         found.append(("kuberay_chart", "kuberay.chart.repository: is in clear text; use https:// or oci://"))
     for index, model in models.items():
-        if model.spec.engine == "http" and model.spec.base_url.startswith("http:"):
+        if model.spec.engine == "http" and _is_clear_text(model.spec.base_url):
             found.append(("http_engine", f"models[{index}].base_url: sends prompts in clear text; use https://"))
     for name, problem in found:
         if name not in transport.allow_clear_text:
             yield f"{problem}, or add {name} to transport.allow_clear_text"
+
+
+def _is_clear_text(url: str) -> bool:
+    return urlsplit(url).scheme == "http"

@@ -96,8 +96,8 @@ def stack_encryption_keys(data_dir: Path) -> MultiFernet | None:
     if named := os.environ.get(KEYS_VARIABLE):
         return read_encryption_keys(Path(named))
     path = layout_of(data_dir).encryption_keys
-    is_local = "CLOISTER_DATABASE_URL" not in os.environ and path.exists()
-    return read_encryption_keys(path) if is_local else None
+    is_local = not os.environ.get("CLOISTER_DATABASE_URL")
+    return read_encryption_keys(path) if is_local and path.exists() else None
 
 
 @keys.command("create")

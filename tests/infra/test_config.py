@@ -309,36 +309,39 @@ def test_model_of_the_http_engine_needs_endpoint_networks() -> None:
 
 
 OWN = "own-postgres-and-s3"
+POSTGRES, S3 = (stack_text(OWN).values[name] for name in ("database", "object_store"))
 CLEAR_URL = "postgresql://a@db.example:5432/a?sslmode="
 HTTP_MODEL = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
 
 
 @pytest.mark.parametrize(
-    ("allowed", "key", "section"),
+    ("allowed", "key", "sections"),
     [
         ("database", "database.kind", {"database": {"kind": "bundled"}}),
-        ("database", "database.url", {"database": {"url": f"{CLEAR_URL}require"}}),
-        ("database", "database.url", {"database": {"url": f"{CLEAR_URL}verify-ca"}}),
-        ("object_store", "object_store.kind", {"object_store": {"kind": "bundled"}}),
-        ("object_store", "object_store.endpoint_url", {"object_store": {"endpoint_url": "http://s3.example"}}),
+        ("database", "database.url", {"database": POSTGRES | {"url": f"{CLEAR_URL}require"}}),
+        ("database", "database.url", {"database": POSTGRES | {"url": f"{CLEAR_URL}verify-ca"}}),
+        (
+            "object_store",
+            "object_store.kind",
+            {"object_store": {"kind": "bundled"}, "object_store_job_secret_access_key": None},
+        ),
+        ("object_store", "object_store.endpoint_url", {"object_store": S3 | {"endpoint_url": "http://s3.example"}}),
+        ("object_store", "object_store.endpoint_url", {"object_store": S3 | {"endpoint_url": "HTTP://s3.example"}}),
         ("kuberay_chart", "kuberay.chart.repository", {"kuberay": {"chart": {"repository": "http://charts.example"}}}),
         ("http_engine", "models[0].base_url", {"models": [HTTP_MODEL]}),
     ],
 )
-def test_clear_text_is_refused_unless_the_stack_file_allows_it(allowed: str, key: str, section: dict[str, Any]) -> None:
-    text = stack_text(OWN)
-    values = {**text.values, "images": stack_text().values["images"] | text.values["images"]}
-    values["network"] = values["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
-    secrets = set(text.secret_keys)
-    for name, wanted in section.items():
-        is_change = isinstance(wanted, dict) and "kind" not in wanted
-        values[name] = values.get(name, {}) | wanted if is_change else wanted
-    if section.get("object_store", {}).get("kind") == "bundled":
-        values.pop("object_store_job_secret_access_key")
-    refused = problems(values, frozenset(secrets))
+def test_clear_text_is_refused_unless_the_stack_file_allows_it(
+    allowed: str, key: str, sections: dict[str, Any]
+) -> None:
+    own, secrets = stack_text(OWN).values, stack_text(OWN).secret_keys
+    images = stack_text().values["images"] | own["images"]
+    network = own["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
+    refused = problems(changed(OWN, images=images, network=network, **sections), secrets)
     assert set(refused) == {key}
     assert f"add {allowed} to transport.allow_clear_text" in refused[key]
-    parse(values | {"transport": {"allow_clear_text": [allowed]}}, frozenset(secrets))
+    transport = {"allow_clear_text": [allowed]}
+    parse(changed(OWN, images=images, network=network, transport=transport, **sections), secrets)
 
 
 def test_clear_text_to_an_external_database_is_never_allowed() -> None:
