@@ -28,6 +28,7 @@ from infra.tenancy.job_networks import JobNetworks
 from infra.tenancy.namespaces import Namespaces
 from infra.tenancy.network import Network, NetworkArgs, Networks, Pods
 from infra.tenancy.rbac import Rbac
+from infra.tenancy.trust import CaBundle
 
 
 def run() -> None:
@@ -78,6 +79,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         names=names,
         owner=postgres.owner,
         service_key=store.service,
+        encryption_keys=config.secret("encryption_keys"),
         weights_key=store.job if file.model_weights.kind == "object_store" else None,
         http_engine_api_key=config.secret("http_engine_api_key") if "http_engine_api_key" in config.secrets else None,
         opts=after(*foundation),
@@ -85,6 +87,8 @@ def deploy(config: StackConfig) -> dict[str, Any]:
     before_migrations: list[pulumi.Resource] = [*secrets, *postgres.depends_on, *store.depends_on]
     if postgres.ca_pem:
         before_migrations += DatabaseCa("database-ca", names, postgres.ca_pem, opts=after(*foundation)).resources
+    if file.trust.ca_bundle:
+        before_migrations += CaBundle("ca-bundle", names, file.trust.ca_bundle, opts=after(*foundation)).resources
     limits = JobNetworks("job-networks", names, opts=after(*foundation)).resources
     before_migrations += Rbac("access", names, opts=after(*foundation, *limits)).resources
     Network("network", _network_args(config, postgres, store), opts=after(*foundation))

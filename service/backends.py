@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Final
 
+from cryptography.fernet import MultiFernet
+
 from service.db import Pool
 from service.model_catalogue import Catalogue
 from service.ports import ObjectStore
@@ -31,6 +33,7 @@ class Backends:
         catalogue_changed_at: aware UTC time of the last change to the catalogue.
         retention_s: the most seconds for which files and ended batches are kept. A project can set another.
         workspace: the disk for uploads and partial results, and for plans and results of batches.
+        encryption_keys: keys of stored secrets; None where no secret can be stored or read.
         max_transfers_per_key: large uploads and partial results that a key may have at a time in this process.
         max_key_lifetime: how long after its creation an API key expires at the latest; None for no limit.
         oidc: the issuer whose tokens people sign in with; None for API keys only.
@@ -43,6 +46,7 @@ class Backends:
     catalogue_changed_at: datetime = _EPOCH
     retention_s: int = DEFAULT_RETENTION_S
     workspace: Workspace = field(default_factory=Workspace)
+    encryption_keys: MultiFernet | None = None
     max_transfers_per_key: int = DEFAULT_MAX_TRANSFERS_PER_KEY
     max_key_lifetime: timedelta | None = None
     oidc: "Issuer | None" = None

@@ -10,6 +10,7 @@ from service.db import open_pool
 from service.model_catalogue import load_catalogue
 from service.oidc.tokens import Issuer
 from service.settings import Settings
+from service.stored_secrets import read_encryption_keys
 from service.workspace import Workspace
 
 
@@ -20,11 +21,12 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
     The database and S3 may still be unreachable.
 
     Raises:
-        SettingsError: the model catalogue is invalid.
+        SettingsError: the model catalogue or the file of encryption keys is invalid.
         KeysError: the public keys in ``CLOISTER_OIDC`` cannot be used.
         ObjectStoreError: the directory of the object store cannot be created.
     """
     catalogue = load_catalogue(settings.models_path)
+    keys = read_encryption_keys(settings.encryption_keys_file) if settings.encryption_keys_file else None
     store = open_object_store(settings.object_store)
     with open_pool(settings.database_url, max_size=max_connections) as pool:
         yield Backends(
@@ -34,6 +36,7 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
             catalogue_changed_at=datetime.fromtimestamp(settings.models_path.stat().st_mtime, UTC),
             retention_s=settings.retention_days * 24 * 3600,
             workspace=Workspace(size_bytes=settings.workspace_bytes),
+            encryption_keys=keys,
             max_transfers_per_key=settings.max_transfers_per_key,
             max_key_lifetime=settings.max_key_lifetime,
             oidc=Issuer(settings.oidc) if settings.oidc else None,

@@ -17,7 +17,7 @@ Step = int | str
 
 _SHOWN_LENGTH: Final = 60
 # A value of these keys may hold a password by mistake.
-_NEVER_SHOWN: Final = frozenset({"url", "base_url", "endpoint_url", "kubeconfig", "access_key_id"})
+_NEVER_SHOWN: Final = frozenset({"url", "ca_bundle", "base_url", "endpoint_url", "kubeconfig", "access_key_id"})
 
 
 class Section(BaseModel):

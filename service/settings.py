@@ -105,6 +105,9 @@ class Settings(BaseSettings):
     """``file:///directory`` or ``s3://bucket/prefix?endpoint_url=…&region=…``."""
     models_path: Path = Field(validation_alias="CLOISTER_MODELS")
     """Path of the model catalogue, a YAML file."""
+    encryption_keys_file: Path | None = Field(None, validation_alias="CLOISTER_ENCRYPTION_KEYS_FILE")
+    """Path of a file with keys for the webhook secrets in the database, separated by commas or white space. The first
+    encrypts, all decrypt; ``openssl rand -base64 32`` prints one. API and reconciler need it for webhooks."""
 
     # Servers.
     host: str = Field("127.0.0.1", validation_alias="CLOISTER_HOST")

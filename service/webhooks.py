@@ -17,10 +17,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import orjson
+from cryptography.fernet import MultiFernet
 from standardwebhooks import Webhook
 
 from service.db import Pool, query
 from service.errors import CloisterError
+from service.stored_secrets import encrypt
 
 MAX_URL_LENGTH: Final = 2_048
 
@@ -96,7 +98,7 @@ class Delivery:
         created_at: when the batch ended; aware.
         attempts: how often it was sent, this attempt included.
         url: the endpoint's URL.
-        secret: the endpoint's signing secret.
+        secret: the endpoint's signing secret, encrypted as it is stored.
     """
 
     event_id: str
@@ -188,11 +190,12 @@ def _embedded(address: IpAddress) -> tuple[IpAddress, ...]:
     return ()
 
 
-def sign_message(delivery: Delivery, now: datetime) -> tuple[bytes, dict[str, str]]:
+def sign_message(delivery: Delivery, secret: str, now: datetime) -> tuple[bytes, dict[str, str]]:
     """Return content and headers of the signed message of a delivery. Content and id are the same at each attempt.
 
     Args:
         delivery: the delivery.
+        secret: the endpoint's signing secret in clear text.
         now: aware, UTC. Receivers refuse messages that were signed more than five minutes ago.
     """
     event_id = delivery.event_id
@@ -205,7 +208,7 @@ def sign_message(delivery: Delivery, now: datetime) -> tuple[bytes, dict[str, st
             "data": {"id": delivery.batch_id},
         }
     )
-    signature = Webhook(delivery.secret).sign(event_id, now, content.decode())
+    signature = Webhook(secret).sign(event_id, now, content.decode())
     return content, {
         "content-type": "application/json",
         "user-agent": "cloister",
@@ -227,6 +230,7 @@ def next_try(created_at: datetime, attempts: int, now: datetime) -> datetime | N
 
 def create_endpoint(
     pool: Pool,
+    keys: MultiFernet | None,
     *,
     project_id: str,
     url: str,
@@ -237,7 +241,18 @@ def create_endpoint(
 ) -> tuple[Endpoint, str]:
     """Create an endpoint; return it and its signing secret of 256 random bits, which is not shown again.
 
+    Args:
+        pool: the database, which gets the secret encrypted.
+        keys: see ``service.stored_secrets``.
+        project_id: the project whose batches it reports.
+        url: where messages are posted.
+        events: what it reports.
+        name: a name for listings.
+        actor: who creates it, for the audit log.
+        networks: see ``check_url``.
+
     Raises:
+        SettingsError: there are no keys.
         WebhookUrlError: see ``check_url``.
     """
     check_url(url, networks)
@@ -247,7 +262,7 @@ def create_endpoint(
         "project_id": project_id,
         "name": name,
         "url": url,
-        "secret": secret,
+        "secret": encrypt(keys, secret),
         "events": [event.value for event in EventType if event in events],
         "actor": actor,
     }

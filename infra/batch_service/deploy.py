@@ -14,7 +14,7 @@ from infra.data.object_store import ObjectStoreConnection
 from infra.jobs.pods import RayJobArgs
 from infra.jobs.template import ray_job_templates
 from infra.kubernetes.images import PULL_SECRET
-from infra.kubernetes.pod_spec import digest
+from infra.kubernetes.pod_spec import secret_digest
 from infra.stack_file.reading import StackConfig
 from ray_job.contract.job_spec import ObjectStoreLocation
 
@@ -40,16 +40,17 @@ def deploy_batch_service(
         before_migrations: resources to create before the database is migrated.
         opts: options of the component.
     """
-    file, key = config.file, store.service
+    file, key, encryption_keys = config.file, store.service, config.secret("encryption_keys")
     templates = _ray_job_templates(config, store, jobs_priority)
-    configuration = "\0".join((config.models_yaml, *templates.values(), postgres.ca_pem))
+    configuration = "\0".join((config.models_yaml, *templates.values(), postgres.ca_pem, file.trust.ca_bundle or ""))
     settings = ServiceSettings(
         names=config.names,
         image=str(file.images.mirrored(file.images.service)),
         pull_secret=PULL_SECRET if file.images.pull_secret else "",
         placement=placement,
         database_url=postgres.url,
-        has_database_ca=bool(postgres.ca_pem),
+        database_ca=postgres.ca_volume,
+        has_ca_bundle=bool(file.trust.ca_bundle),
         object_store_url=store.url,
         max_running_jobs=file.limits.max_running_jobs,
         job_slots=job_slots(
@@ -62,7 +63,9 @@ def deploy_batch_service(
         webhook_networks=tuple(file.network.webhook_networks),
         log_level=file.log_level,
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],
-        credentials_digest=digest(postgres.owner.password, key.access_key_id, key.secret_access_key),
+        credentials_digest=secret_digest(
+            encryption_keys, postgres.owner.password, key.access_key_id, key.secret_access_key, encryption_keys
+        ),
     )
     return BatchService(
         "batch-service",
@@ -91,6 +94,7 @@ def _ray_job_templates(config: StackConfig, store: ObjectStoreConnection, priori
         times=file.jobs,
         has_pull_secret=file.images.pull_secret is not None,
         has_http_engine_key="http_engine_api_key" in config.secrets,
+        has_ca_bundle=bool(file.trust.ca_bundle),
         priority_class=priority_class,
     )
     return ray_job_templates(config.catalogue, args)

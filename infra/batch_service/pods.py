@@ -1,6 +1,6 @@
 """Pod templates of API, reconciler, coordinator and migrations. Pure: dicts whose values may be Pulumi outputs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ _TEMPLATES_DIRECTORY: Final = "/etc/cloister/ray-jobs"
 _CA_DIRECTORY: Final = "/etc/cloister/database-ca"
 _TMP: Final = "/tmp"  # noqa: S108 - a volume of the pod
 _PRE_STOP_S: Final = 5
+_LOGINS: Final = (credentials.DATABASE_LOGIN, credentials.OBJECT_STORE_LOGIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class ServiceSettings:
         pull_secret: name of the pull secret; empty for none.
         placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName``.
         database_url: URL of the owner's role, without a password.
-        has_database_ca: whether the ConfigMap ``database-ca`` exists.
+        database_ca: the volume with the CA certificate of the database; None without one.
+        has_ca_bundle: whether the ConfigMap ``ca-bundle`` exists.
         object_store_url: ``s3://bucket/prefix?endpoint_url=…&region=…``.
         max_running_jobs: jobs that run at the same time on each accelerator.
         job_slots: the same for accelerators where that would be too many.
@@ -53,7 +55,7 @@ class ServiceSettings:
         webhook_networks: networks of webhook receivers.
         log_level: lowest level that is logged.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
-        credentials_digest: digest of everything that the pods read from Secrets.
+        credentials_digest: keyed digest of everything that the pods read from Secrets.
     """
 
     names: StackNames
@@ -61,7 +63,8 @@ class ServiceSettings:
     pull_secret: str
     placement: Mapping[str, Any]
     database_url: pulumi.Input[str]
-    has_database_ca: bool
+    database_ca: Mapping[str, Any] | None
+    has_ca_bundle: bool
     object_store_url: pulumi.Input[str]
     max_running_jobs: int
     job_slots: Mapping[str, int]
@@ -90,6 +93,7 @@ def api_pod(settings: ServiceSettings) -> dict[str, Any]:
         tmp=f"{settings.workspace_gib}Gi",
         disk=f"{settings.workspace_gib + 1}Gi",
         config_maps={},
+        secrets=(*_LOGINS, credentials.ENCRYPTION_KEYS),
     )
 
 
@@ -114,6 +118,7 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
         tmp=f"{settings.workspace_gib}Gi",
         disk=f"{settings.workspace_gib + 1}Gi",
         config_maps={JOB_TEMPLATES: _TEMPLATES_DIRECTORY},
+        secrets=(*_LOGINS, credentials.ENCRYPTION_KEYS),
     )
     template["spec"]["automountServiceAccountToken"] = True
     return template
@@ -132,6 +137,7 @@ def coordinator_pod(settings: ServiceSettings) -> dict[str, Any]:
         tmp="64Mi",
         disk="1Gi",
         config_maps={},
+        secrets=_LOGINS,
     )
 
 
@@ -147,7 +153,7 @@ def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
         },
         tmp="64Mi",
         config_maps={},
-        object_store=False,
+        secrets=(credentials.DATABASE_LOGIN, credentials.ENCRYPTION_KEYS),
     )
     # Migrations do not depend on the digests: another model must not replace the Job, which all pods wait for.
     template["metadata"].pop("annotations")
@@ -166,6 +172,7 @@ def _server_pod(
     tmp: str,
     disk: str,
     config_maps: Mapping[str, str],
+    secrets: Sequence[str],
 ) -> dict[str, Any]:
     """Return the pod template of a server: ``service.<component>``, which answers /healthz and /readyz."""
     shared: dict[str, pulumi.Input[str]] = {
@@ -200,7 +207,7 @@ def _server_pod(
         "resources": resources(cpu=cpu, cpu_limit="2", memory=memory, ephemeral_storage=disk),
     }
     maps = {MODELS: _MODELS_DIRECTORY, **config_maps}
-    return _pod(settings, component, container, tmp=tmp, config_maps=maps)
+    return _pod(settings, component, container, tmp=tmp, config_maps=maps, secrets=secrets)
 
 
 def _pod(
@@ -210,16 +217,22 @@ def _pod(
     *,
     tmp: str,
     config_maps: Mapping[str, str],
-    object_store: bool = True,
+    secrets: Sequence[str],
 ) -> dict[str, Any]:
     """Return a pod template; ``container`` has the fields in which its container differs, with ``env`` as a mapping."""
-    maps = dict(config_maps) | ({DATABASE_CA: _CA_DIRECTORY} if settings.has_database_ca else {})
     environment = {"TMPDIR": _TMP, **credentials.ENVIRONMENT, **container["env"]}
-    copy_credentials, credentials_volumes = credentials.pod_fields(settings.image, object_store=object_store)
+    if credentials.ENCRYPTION_KEYS in secrets:
+        environment["CLOISTER_ENCRYPTION_KEYS_FILE"] = credentials.ENCRYPTION_KEYS_FILE
+    copy_credentials, credentials_volumes = credentials.pod_fields(
+        settings.image, secrets, has_ca_bundle=settings.has_ca_bundle
+    )
+    if settings.has_ca_bundle:
+        environment |= credentials.CA_BUNDLE_ENVIRONMENT
     mounts = [
         {"name": "tmp", "mountPath": _TMP},
         credentials.VOLUME_MOUNT,
-        *({"name": name, "mountPath": path, "readOnly": True} for name, path in maps.items()),
+        *({"name": name, "mountPath": path, "readOnly": True} for name, path in config_maps.items()),
+        *([{"name": DATABASE_CA, "mountPath": _CA_DIRECTORY, "readOnly": True}] if settings.database_ca else []),
     ]
     spread = {
         "maxSkew": 1,
@@ -259,7 +272,8 @@ def _pod(
             "volumes": [
                 {"name": "tmp", "emptyDir": {"sizeLimit": tmp}},
                 *credentials_volumes,
-                *({"name": name, "configMap": {"name": name, "defaultMode": 0o444}} for name in maps),
+                *({"name": name, "configMap": {"name": name, "defaultMode": 0o444}} for name in config_maps),
+                *([settings.database_ca] if settings.database_ca else []),
             ],
         },
     }

@@ -7,8 +7,10 @@ them. The operator's own backups to object stores are removed in version 1.31
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+import certifi
 import pulumi
 from pulumi_kubernetes import apiextensions, core, meta
 
@@ -28,6 +30,7 @@ _RELOAD: Final = {"cnpg.io/reload": "true"}
 """Label of a Secret that makes the operator read it again when it changes."""
 _FIRST_NAME: Final = "database"
 _BACKUP_KEY: Final = "database-backup-key"
+_CA_KEY: Final = "ca.crt"
 _BACKUP_STORE: Final = "database-backups"
 
 
@@ -46,6 +49,7 @@ class CloudNativePgArgs:
         owner_password: password of the service's role.
         store: the stack's object store; backups and the write-ahead log are below ``database/`` in it.
         backup: schedule and retention of base backups; None for no backups.
+        ca_bundle: private certificate authorities in PEM, one of which may have signed the object store's certificate.
         recovery: None for an empty database. It stays in the stack file after the recovery, because the name of the
             restored cluster depends on it.
         cpu: CPUs requested by each instance; the limit is four CPUs.
@@ -64,6 +68,7 @@ class CloudNativePgArgs:
     owner_password: pulumi.Input[str]
     store: ObjectStoreConnection
     backup: BackupSection | None = None
+    ca_bundle: str = ""
     recovery: RecoverySection | None = None
     cpu: str = "1"
     memory: str = "2Gi"
@@ -110,6 +115,12 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
                     "access_key_id": store.service.access_key_id,
                     "secret_access_key": pulumi.Output.secret(store.service.secret_access_key),
                     "region": store.region,
+                    # It replaces the authorities of the image.
+                    **(
+                        {_CA_KEY: pulumi.Output.secret(Path(certifi.where()).read_text() + args.ca_bundle)}
+                        if args.ca_bundle
+                        else {}
+                    ),
                 },
                 opts=pulumi.ResourceOptions(parent=self, depends_on=list(store.depends_on)),
             )
@@ -122,8 +133,10 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
         address: dict[str, Any] = {"host": host, "port": PORT, "database": names.database}
         self.connection = DatabaseConnection(
             owner=DatabaseLogin(**address, role=names.database, password=args.owner_password),
-            # The operator creates the CA with the cluster, so it is unknown before.
-            ssl_mode="require",
+            ssl_mode="verify-full",
+            # The operator creates and renews it; its server certificates name the Service. Source:
+            # https://cloudnative-pg.io/docs/current/certificates/
+            ca_secret=f"{args.cluster}-ca",
             pod_labels={"cnpg.io/cluster": args.cluster},
             depends_on=(cluster,),
         )
@@ -215,6 +228,7 @@ def backup_manifests(args: CloudNativePgArgs, backup: BackupSection) -> tuple[di
             "destinationPath": f"s3://{path}",
             "endpointURL": store.endpoint_url,
             "s3Credentials": {name: {"name": _BACKUP_KEY, "key": key} for name, key in keys.items()},
+            **({"endpointCA": {"name": _BACKUP_KEY, "key": _CA_KEY}} if args.ca_bundle else {}),
             "wal": {"compression": "gzip"},
             "data": {"compression": "gzip"},
         },

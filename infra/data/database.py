@@ -21,6 +21,7 @@ from infra.kubernetes.pod_spec import (
     digest,
     pod_security_context,
     resources,
+    secret_digest,
     secret_volume,
 )
 from infra.tenancy.credentials import DatabaseLogin
@@ -52,7 +53,8 @@ class DatabaseConnection:
     Attributes:
         owner: the service's role, which owns the database and its schema.
         ssl_mode: how libpq verifies the server.
-        ca_pem: CA certificate of the server; empty for the system's certificate authorities.
+        ca_pem: CA certificate of the server; empty for the system's certificate authorities, or with ``ca_secret``.
+        ca_secret: name of a Secret of the service's namespace with this certificate under ``ca.crt``; empty for none.
         pod_labels: labels of the database's pods, for network policies; empty outside the cluster.
         depends_on: resources to create before a client connects.
     """
@@ -60,6 +62,7 @@ class DatabaseConnection:
     owner: DatabaseLogin
     ssl_mode: SslMode
     ca_pem: str = ""
+    ca_secret: str = ""
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     depends_on: tuple[pulumi.Resource, ...] = ()
 
@@ -69,11 +72,18 @@ class DatabaseConnection:
         login = self.owner
         options: dict[str, str] = {"sslmode": self.ssl_mode}
         if self.ssl_mode.startswith("verify"):
-            options["sslrootcert"] = CA_FILE if self.ca_pem else "system"
+            options["sslrootcert"] = CA_FILE if self.ca_volume else "system"
         path = f"{login.port}/{quote(login.database)}?{urlencode(options, safe='/')}"
         return pulumi.Output.from_input(login.host).apply(
             lambda host: f"postgresql://{quote(login.role)}@{host}:{path}"
         )
+
+    @property
+    def ca_volume(self) -> dict[str, Any] | None:
+        """The volume with the CA certificate, and nothing else of its Secret; None without one."""
+        if self.ca_secret:
+            return secret_volume(DATABASE_CA, secret=self.ca_secret, items={"ca.crt": "ca.crt"})
+        return {"name": DATABASE_CA, "configMap": {"name": DATABASE_CA, "defaultMode": 0o444}} if self.ca_pem else None
 
 
 class DatabaseCa(pulumi.ComponentResource):
@@ -113,6 +123,7 @@ class BundledDatabaseArgs:
         storage_class: empty for the cluster's default.
         protection: protection of the stack's data.
         owner_password: password of the service's role.
+        digest_key: key of the digests of secrets in annotations.
         cpu: requested CPUs, a Kubernetes quantity; the limit is two CPUs.
         memory: request and limit of memory, a Kubernetes quantity.
         uid: user that the server runs as; the official image has 999.
@@ -126,6 +137,7 @@ class BundledDatabaseArgs:
     storage_class: str = ""
     protection: DataProtection
     owner_password: pulumi.Input[str]
+    digest_key: pulumi.Input[str]
     cpu: str = "250m"
     memory: str = "1Gi"
     uid: int = 999
@@ -202,7 +214,7 @@ def bundled_stateful_set(args: BundledDatabaseArgs) -> Any:
             "metadata": {
                 "labels": args.names.labels(COMPONENT),
                 "annotations": {
-                    "cloister.dev/passwords": digest(args.owner_password),
+                    "cloister.dev/passwords": secret_digest(args.digest_key, args.owner_password),
                     "cloister.dev/scripts": digest(*(script(file) for file in _SCRIPT_FILES)),
                 },
             },

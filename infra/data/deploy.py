@@ -47,6 +47,7 @@ def deploy_object_store(
         image=file.images.mirrored(file.images.versitygw),
         service_image=file.images.mirrored(file.images.service),
         secret_access_key=secret,
+        digest_key=config.secret("encryption_keys"),
         weights_prefix=file.model_weights.prefix if file.model_weights.kind == "object_store" else "models",
         placement=placement,
         protection=protection,
@@ -86,7 +87,7 @@ def deploy_database(
         return DatabaseConnection(
             owner=DatabaseLogin(**address, role=unquote(url.username or ""), password=owner_password),
             ssl_mode=cast("SslMode", dict(parse_qsl(url.query))["sslmode"]),
-            ca_pem=section.ca_certificate or "",
+            ca_pem=section.ca_certificate or file.trust.ca_bundle or "",
         )
     in_cluster: dict[str, Any] = {
         "names": config.names,
@@ -99,13 +100,15 @@ def deploy_database(
         "pull_secret": PULL_SECRET if file.images.pull_secret else "",
     }
     if not isinstance(section, CloudNativePgSection):
-        return BundledDatabase("database", BundledDatabaseArgs(**in_cluster), opts=opts).connection
+        bundled = BundledDatabaseArgs(**in_cluster, digest_key=config.secret("encryption_keys"))
+        return BundledDatabase("database", bundled, opts=opts).connection
     cluster = CloudNativePgArgs(
         **in_cluster,
         postgres_version=section.postgres_version,
         instances=section.instances,
         store=store,
         backup=section.backup,
+        ca_bundle=file.trust.ca_bundle or "",
         recovery=section.recovery,
     )
     return CloudNativePgDatabase("database", cluster, opts=opts).connection

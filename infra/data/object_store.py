@@ -25,6 +25,7 @@ from infra.kubernetes.pod_spec import (
     digest,
     pod_security_context,
     resources,
+    secret_digest,
     secret_volume,
 )
 from infra.tenancy.credentials import ObjectStoreLogin
@@ -131,6 +132,7 @@ class BundledObjectStoreArgs:
         storage_class: empty for the cluster's default.
         protection: protection of the stack's data.
         secret_access_key: the service's secret key: letters, digits and hyphens. The jobs' key is derived from it.
+        digest_key: key of the digests of secrets in annotations.
         weights_prefix: prefix of the models' directories below the stack's prefix; jobs may read there.
         cpu: requested CPUs, a Kubernetes quantity; the limit is four CPUs.
         memory: request and limit of memory, a Kubernetes quantity.
@@ -145,6 +147,7 @@ class BundledObjectStoreArgs:
     storage_class: str = ""
     protection: DataProtection
     secret_access_key: pulumi.Input[str]
+    digest_key: pulumi.Input[str]
     weights_prefix: str = "models"
     cpu: str = "250m"
     memory: str = "1Gi"
@@ -307,7 +310,7 @@ def bundled_stateful_set(args: BundledObjectStoreArgs) -> Any:
             "metadata": {
                 "labels": args.names.labels(COMPONENT),
                 "annotations": {
-                    "cloister.dev/keys": digest(args.secret_access_key),
+                    "cloister.dev/keys": secret_digest(args.digest_key, args.secret_access_key),
                     "cloister.dev/scripts": digest(script(_START)),
                 },
             },

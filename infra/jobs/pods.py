@@ -12,6 +12,7 @@ from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources, secret_volume
 from infra.stack_file.sections import JobsSection, ModelWeightsSection
 from infra.tenancy import credentials
+from infra.tenancy.trust import with_ca_bundle
 from ray_job.contract.accelerators import ImageVariant
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, ObjectStoreLocation
 from ray_job.contract.leases import TOKEN_FILE_VARIABLE
@@ -64,6 +65,7 @@ class RayJobArgs:
         times: time limits.
         has_pull_secret: whether the jobs' namespace has the pull secret.
         has_http_engine_key: whether the jobs' namespace has the API key of the http engine's endpoints.
+        has_ca_bundle: whether the jobs' namespace has the ConfigMap with private certificate authorities.
         priority_class: priority class of the pods; empty for none.
     """
 
@@ -75,6 +77,7 @@ class RayJobArgs:
     times: JobsSection = field(default_factory=JobsSection)
     has_pull_secret: bool = False
     has_http_engine_key: bool = False
+    has_ca_bundle: bool = False
     priority_class: str = ""
 
 
@@ -159,31 +162,32 @@ def _pod(
             *weights.mounts,
         ],
     }
+    spec: dict[str, Any] = {
+        **placement(pool, gpu_resource=size.gpu_resource),
+        # Autoscaler v2 mistakes a restarted pod for a new one.
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        # Kubernetes would set variables with the prefix RAY_ for services with such names.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _GRACE_PERIOD_S,
+        "securityContext": pod_security_context(),
+        **({"priorityClassName": args.priority_class} if args.priority_class else {}),
+        **({"imagePullSecrets": [{"name": PULL_SECRET}]} if args.has_pull_secret else {}),
+        "initContainers": [*weights.init_containers],
+        "containers": [container],
+        "volumes": [
+            {"name": "tmp", "emptyDir": {"sizeLimit": f"{size.disk_gib}Gi"}},
+            {"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size.shared_mib}Mi"}},
+            *weights.volumes,
+        ],
+    }
     return {
         "metadata": {
             # KubeRay's services select pods by this name.
             "labels": {**args.names.labels(COMPONENT), "app.kubernetes.io/name": "kuberay"},
             "annotations": dict(_NO_EVICTION),
         },
-        "spec": {
-            **placement(pool, gpu_resource=size.gpu_resource),
-            # Autoscaler v2 mistakes a restarted pod for a new one.
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            # Kubernetes would set variables with the prefix RAY_ for services with such names.
-            "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": _GRACE_PERIOD_S,
-            "securityContext": pod_security_context(),
-            **({"priorityClassName": args.priority_class} if args.priority_class else {}),
-            **({"imagePullSecrets": [{"name": PULL_SECRET}]} if args.has_pull_secret else {}),
-            "initContainers": [*weights.init_containers],
-            "containers": [container],
-            "volumes": [
-                {"name": "tmp", "emptyDir": {"sizeLimit": f"{size.disk_gib}Gi"}},
-                {"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size.shared_mib}Mi"}},
-                *weights.volumes,
-            ],
-        },
+        "spec": with_ca_bundle(spec) if args.has_ca_bundle else spec,
     }
 
 

@@ -5,6 +5,7 @@ The security contexts follow the restricted profile of Kubernetes
 """
 
 import hashlib
+import hmac
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,11 +16,28 @@ UID: Final = 10001
 
 
 def digest(*values: pulumi.Input[str]) -> pulumi.Output[str]:
-    """Return 16 hexadecimal digits that depend on all values and their order; a secret if one of them is.
+    """Return 16 hexadecimal digits that depend on all values and their order. Use ``secret_digest`` for secrets.
 
     In an annotation of a pod, it makes a change of the pod's configuration roll the pod.
     """
     return pulumi.Output.all(*values).apply(lambda known: hashlib.sha256("\0".join(known).encode()).hexdigest()[:16])
+
+
+def secret_digest(key: pulumi.Input[str], *values: pulumi.Input[str]) -> pulumi.Output[str]:
+    """Return 16 hexadecimal digits that depend on secrets, as an HMAC-SHA256; a secret for Pulumi.
+
+    Readers of a pod's annotations can confirm no guess of a weak password with them.
+
+    Args:
+        key: a secret that cannot be guessed.
+        values: the secrets.
+    """
+
+    def digits(known: list[str]) -> str:
+        message = "\0".join(["annotation of a pod", *known[1:]])
+        return hmac.new(known[0].encode(), message.encode(), hashlib.sha256).hexdigest()[:16]
+
+    return pulumi.Output.all(key, *values).apply(digits)
 
 
 def pod_security_context(*, uid: int = UID) -> dict[str, Any]:

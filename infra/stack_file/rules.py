@@ -27,6 +27,9 @@ from infra.stack_file.sections import (
     ExternalDatabaseSection,
     ImageWeightsSection,
     LimitsSection,
+    S3ObjectStoreSection,
+    TransportSection,
+    TrustSection,
 )
 from ray_job.contract.accelerators import Accelerator
 from ray_job.contract.cluster import MIN_KUBERAY
@@ -57,6 +60,7 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
     if pools:
         yield from limit_rules(sections, models, pools)
     yield from data_rules(sections)
+    yield from transport_rules(sections, models)
     api: ApiSection | None = sections.get("api")
     if api and api.max_replicas < api.replicas:
         yield f"api.max_replicas: must be at least api.replicas, which is {api.replicas}, not {api.max_replicas}"
@@ -194,5 +198,41 @@ def data_rules(sections: Sections) -> Problems:
         mode = dict(parse_qsl(url.query)).get("sslmode", "")
         if mode not in _TLS_MODES:
             yield f"database.url: must end in ?sslmode= and {' or '.join(_TLS_MODES)}: passwords cross a network"
-        elif mode.startswith("verify") and not database.ca_certificate:
-            yield f"database.ca_certificate: is required with sslmode={mode}: the certificate of the server's authority"
+        trust: TrustSection | None = sections.get("trust")
+        if mode.startswith("verify") and not database.ca_certificate and trust and not trust.ca_bundle:
+            yield (
+                f"database.ca_certificate: is required with sslmode={mode}: the certificate of the server's authority; "
+                "or set trust.ca_bundle"
+            )
+
+
+def transport_rules(sections: Sections, models: Models) -> Problems:
+    """Check that all connections are by verified TLS, except those that the stack file allows in clear text."""
+    transport: TransportSection | None = sections.get("transport")
+    if transport is None:
+        return
+    database, store, kuberay = sections.get("database"), sections.get("object_store"), sections.get("kuberay")
+    found: list[tuple[str, str]] = []
+    if isinstance(database, BundledDatabaseSection):
+        found.append(("database", "database.kind: the bundled Postgres has no TLS; use cloudnative_pg or external"))
+    if isinstance(database, ExternalDatabaseSection):
+        mode = dict(parse_qsl(urlsplit(database.url).query)).get("sslmode", "")
+        if mode in _TLS_MODES and mode != "verify-full":
+            problem = f"sslmode={mode} does not verify the server's name; use sslmode=verify-full"
+            found.append(("database", f"database.url: {problem}"))
+    if isinstance(store, BundledObjectStoreSection):
+        found.append(("object_store", "object_store.kind: the bundled object store has no TLS; use s3"))
+    if isinstance(store, S3ObjectStoreSection) and _is_clear_text(store.endpoint_url):
+        found.append(("object_store", "object_store.endpoint_url: is in clear text; use https://"))
+    if kuberay and kuberay.install == "helm" and _is_clear_text(kuberay.chart.repository):
+        found.append(("kuberay_chart", "kuberay.chart.repository: is in clear text; use https:// or oci://"))
+    for index, model in models.items():
+        if model.spec.engine == "http" and _is_clear_text(model.spec.base_url):
+            found.append(("http_engine", f"models[{index}].base_url: sends prompts in clear text; use https://"))
+    for name, problem in found:
+        if name not in transport.allow_clear_text:
+            yield f"{problem}, or add {name} to transport.allow_clear_text"
+
+
+def _is_clear_text(url: str) -> bool:
+    return urlsplit(url).scheme == "http"

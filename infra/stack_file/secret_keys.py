@@ -11,6 +11,8 @@ from service.model_catalogue import ModelEntry
 if TYPE_CHECKING:
     from infra.stack_file.cluster_sections import ImagesSection, KubernetesSection
 
+SHOWN_SECRET: Final = "shown-in-place-of-a-secret"  # noqa: S105 - a placeholder
+"""Replaces the value of a secret where the stack file is read without Pulumi."""
 _MULTILINE: Final = frozenset({"kubeconfig"})
 
 
@@ -44,6 +46,13 @@ _KEYS: Final = (
         name="object_store_secret_access_key",
         meaning="secret half of the object store's key; the bundled store is created with it",
         needed="always",
+    ),
+    SecretKey(
+        name="encryption_keys",
+        meaning="keys that encrypt webhook secrets in the database, separated by commas: the first encrypts, all "
+        "decrypt",
+        needed="always",
+        example="$(openssl rand -base64 32)",
     ),
     SecretKey(
         name="object_store_job_secret_access_key",
@@ -118,6 +127,11 @@ def secret_problems(
             "object_store_secret_access_key: the bundled object store accepts letters, digits and hyphens only; set it "
             f"with `{command}`"
         )
+    keys = secrets.get("encryption_keys", SHOWN_SECRET).replace(",", " ").split()
+    is_valid = keys and all(re.fullmatch(r"[A-Za-z0-9+/_-]{43}=", key) for key in keys)
+    if keys != [SHOWN_SECRET] and not is_valid:
+        command = SECRET_KEYS["encryption_keys"].command
+        yield f"encryption_keys: each key must be 32 bytes in base64; set a new stack's first key with `{command}`"
     kubernetes: KubernetesSection | None = sections.get("kubernetes")
     if kubernetes and kubernetes.kubeconfig and "kubeconfig" in secrets:
         yield "kubernetes.kubeconfig: the secret kubeconfig is set too; keep one of the two"

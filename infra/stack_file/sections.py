@@ -16,6 +16,7 @@ from infra.stack_file.cluster_sections import (
     NodePoolsSection,
 )
 from infra.stack_file.values import (
+    Certificates,
     Cidrs,
     ClusterName,
     CronSchedule,
@@ -95,7 +96,7 @@ class ExternalDatabaseSection(Section):
     networks: Cidrs = key("addresses of the database; pods reach it only there", ["10.20.0.0/24"])
     ca_certificate: str | None = key(
         "certificate of the authority that signed the server's certificate, PEM; `sslmode=verify-ca` and "
-        "`verify-full` need it",
+        "`verify-full` need it, or `trust.ca_bundle`",
         "-----BEGIN CERTIFICATE-----…",
         default=None,
     )
@@ -256,6 +257,28 @@ class LimitsSection(Section):
     )
 
 
+class TransportSection(Section):
+    """Encryption in transit. Database, object store, chart and endpoints are reached by verified TLS only."""
+
+    allow_clear_text: list[Literal["database", "object_store", "kuberay_chart", "http_engine"]] = key(
+        "exceptions: `database` and `object_store` (the bundled ones have no TLS), `kuberay_chart` (its repository), "
+        "`http_engine` (`base_url` of models)",
+        ["database", "object_store"],
+        default=[],
+    )
+
+
+class TrustSection(Section):
+    """Private certificate authorities, which the pods of service and jobs trust besides the public ones."""
+
+    ca_bundle: Certificates | None = key(
+        "their certificates in PEM: for S3, endpoints of the `http` engine, receivers of webhooks, and a database "
+        "without `ca_certificate`",
+        "-----BEGIN CERTIFICATE-----…",
+        default=None,
+    )
+
+
 class StackFile(Section):
     """All keys of a stack file except the secrets."""
 
@@ -273,6 +296,8 @@ class StackFile(Section):
     database: DatabaseSection = key("see below", {}, default=BundledDatabaseSection(kind="bundled"))
     object_store: ObjectStoreSection = key("see below", {}, default=BundledObjectStoreSection(kind="bundled"))
     models: Annotated[list[ModelEntry], Field(min_length=1)] = key("the models; see below", [])
+    transport: TransportSection = key("see below", {}, default=TransportSection())
+    trust: TrustSection = key("see below", {}, default=TrustSection())
     model_weights: ModelWeightsSection = key("see below", {}, default=ImageWeightsSection(kind="image"))
     api: ApiSection = key("see below", {}, default=ApiSection())
     oidc: OidcSection | None = key("see below; without it the API accepts API keys only", {}, default=None)

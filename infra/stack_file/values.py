@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import ssl
 from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Final
@@ -53,6 +54,18 @@ def check_postgres_url(value: str) -> str:
         )
     if parts.scheme not in {"postgresql", "postgres"} or not (parts.username and parts.hostname and parts.path[1:]):
         raise ValueError("must be postgresql://role@host:5432/database?sslmode=verify-full")
+    return value
+
+
+def check_certificates(value: str) -> str:
+    """Check certificates in PEM, without a private key."""
+    if "PRIVATE KEY-----" in value:
+        # The message is shown: it does not repeat the value.
+        raise ValueError("holds a private key; leave it out, and create a new one because this one is disclosed")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=value)
+    except (ssl.SSLError, ValueError) as error:
+        raise ValueError("must be certificates in PEM, from -----BEGIN CERTIFICATE----- to the end line") from error
     return value
 
 
@@ -112,6 +125,7 @@ ClusterName = Annotated[
         )
     ),
 ]
+Certificates = Annotated[str, AfterValidator(check_certificates)]
 Moment = Annotated[str, AfterValidator(check_moment)]
 PostgresUrl = Annotated[str, AfterValidator(check_postgres_url)]
 Nodes = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1), AfterValidator(check_unique)]

@@ -5,6 +5,7 @@ libpq ignores a password file that its group can read
 group of the pod. So an init container copies them into a volume in memory, each with mode 0600.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,10 +14,13 @@ from pulumi_kubernetes import core, meta
 
 from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, resources, secret_volume
+from infra.tenancy import trust
 
 DIRECTORY: Final = "/run/cloister/credentials"
 DATABASE_LOGIN: Final = "database-credentials"
 OBJECT_STORE_LOGIN: Final = "object-store-credentials"
+ENCRYPTION_KEYS: Final = "encryption-keys"
+"""Secret with the keys that encrypt secrets in the database; API, reconciler and migrations mount it."""
 WEIGHTS_LOGIN: Final = "weights-credentials"
 """Secret with the key of the object store that the program which copies weights mounts, in the jobs' namespace."""
 HTTP_ENGINE_LOGIN: Final = "http-engine"
@@ -28,32 +32,41 @@ ENVIRONMENT: Final = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 """Environment variables of the service with the paths of the files."""
+ENCRYPTION_KEYS_FILE: Final = f"{DIRECTORY}/encryption_keys"
 
 _VOLUME: Final = "credentials"
 VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True}
 """The mount of the files in a container."""
 _COPY: Final = "umask 077 && cp -L /etc/cloister/secrets/*/* " + DIRECTORY
+_BUNDLES_FILE: Final = f"{DIRECTORY}/ca-bundle.crt"
+# certifi's authorities are those that boto3 trusts without AWS_CA_BUNDLE.
+_JOIN_BUNDLES: Final = f'cat "$(python -m certifi)" {trust.CA_BUNDLE_FILE} >{_BUNDLES_FILE}'
+CA_BUNDLE_ENVIRONMENT: Final = {"SSL_CERT_FILE": _BUNDLES_FILE, "AWS_CA_BUNDLE": _BUNDLES_FILE}
+"""Environment variables of the service in a stack with private certificate authorities."""
 
 
-def pod_fields(image: Any, *, object_store: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def pod_fields(
+    image: Any, secrets: Sequence[str], *, has_ca_bundle: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the init container that copies the files, and the volumes: the Secrets and the memory with the copies.
 
     Args:
         image: any image with a shell, by digest. Use the pod's own image to avoid pulling another one.
-        object_store: copy the key of the object store too, not only the login of the database.
+        secrets: names of the Secrets.
+        has_ca_bundle: also write the public and the stack's private certificate authorities to one file.
     """
-    secrets = [DATABASE_LOGIN, *([OBJECT_STORE_LOGIN] if object_store else [])]
     mounts = [{"name": secret, "mountPath": f"/etc/cloister/secrets/{secret}", "readOnly": True} for secret in secrets]
+    bundle_mounts, bundle_volumes = ([trust.VOLUME_MOUNT], [trust.VOLUME]) if has_ca_bundle else ([], [])
     init_container = {
         "name": "credentials",
         "image": image,
-        "command": ["/bin/sh", "-ec", _COPY],
-        "volumeMounts": [{"name": _VOLUME, "mountPath": DIRECTORY}, *mounts],
+        "command": ["/bin/sh", "-ec", f"{_COPY} && {_JOIN_BUNDLES}" if has_ca_bundle else _COPY],
+        "volumeMounts": [{"name": _VOLUME, "mountPath": DIRECTORY}, *mounts, *bundle_mounts],
         "securityContext": container_security_context(),
         "resources": resources(cpu="10m", memory="32Mi", cpu_limit="500m", ephemeral_storage="16Mi"),
     }
-    memory = {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-    return init_container, [memory, *(secret_volume(secret, secret=secret) for secret in secrets)]
+    memory = {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}}
+    return init_container, [memory, *bundle_volumes, *(secret_volume(secret, secret=secret) for secret in secrets)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +115,7 @@ class Credentials(pulumi.ComponentResource):
         names: names of the stack.
         owner: the service's role, which owns the schema.
         service_key: the service's key of the object store.
+        encryption_keys: keys that encrypt secrets in the database.
         weights_key: the key that copies weights from the object store; None if the weights are elsewhere.
         http_engine_api_key: key of the http engine's endpoints; None if they require none.
         opts: options of the component.
@@ -116,6 +130,7 @@ class Credentials(pulumi.ComponentResource):
         names: StackNames,
         owner: DatabaseLogin,
         service_key: ObjectStoreLogin,
+        encryption_keys: pulumi.Input[str],
         weights_key: ObjectStoreLogin | None,
         http_engine_api_key: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
@@ -124,6 +139,7 @@ class Credentials(pulumi.ComponentResource):
         contents: list[tuple[str, str, dict[str, pulumi.Input[str]]]] = [
             (names.service_namespace, DATABASE_LOGIN, {"pgpass": owner.pgpass_line()}),
             (names.service_namespace, OBJECT_STORE_LOGIN, {"aws": service_key.aws_file()}),
+            (names.service_namespace, ENCRYPTION_KEYS, {"encryption_keys": pulumi.Output.secret(encryption_keys)}),
         ]
         if weights_key is not None:
             contents.append((names.jobs_namespace, WEIGHTS_LOGIN, {"aws": weights_key.aws_file()}))

@@ -1,4 +1,4 @@
-"""Commands for the operator of a stack, on its database: ``keys``, ``projects``, ``webhooks`` and ``audit``."""
+"""Commands for the operator on a stack's database: ``keys``, ``projects``, ``webhooks``, ``secrets`` and ``audit``."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 
 import psycopg
 import typer
+from cryptography.fernet import MultiFernet
 
 from service.api_keys import create_api_key, list_api_keys, revoke_api_key
 from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
@@ -29,11 +30,13 @@ from service.projects import (
 )
 from service.quotas import Limits
 from service.scopes import DEFAULT_SCOPES, Scope
+from service.stored_secrets import KEYS_VARIABLE, encrypt_stored_secrets, read_encryption_keys
 from service.webhooks import EventType, create_endpoint, delete_endpoint, list_endpoints
 
 keys = typer.Typer(help="Manage the API keys of a stack.", no_args_is_help=True)
 projects = typer.Typer(help="Manage the projects of a stack and their limits.", no_args_is_help=True)
 webhooks = typer.Typer(help="Manage the webhook endpoints of a stack.", no_args_is_help=True)
+secrets = typer.Typer(help="Manage the encryption of the secrets in a stack's database.", no_args_is_help=True)
 
 _DAY_S: Final = 24 * 3600
 _MAX_DIGITS: Final = 19
@@ -84,6 +87,21 @@ def stack_database(data_dir: Path) -> Iterator[Pool]:
         ) from error
     with open_pool(url, max_size=1) as pool:
         yield pool
+
+
+def stack_encryption_keys(data_dir: Path) -> MultiFernet | None:
+    """Read the keys that CLOISTER_ENCRYPTION_KEYS_FILE names, or else those of ``cloister local``; None without any.
+
+    Raises:
+        SettingsError: the file is invalid.
+    """
+    from service.local.layout import layout_of
+
+    if named := os.environ.get(KEYS_VARIABLE):
+        return read_encryption_keys(Path(named))
+    path = layout_of(data_dir).encryption_keys
+    is_local = not os.environ.get("CLOISTER_DATABASE_URL")
+    return read_encryption_keys(path) if is_local and path.exists() else None
 
 
 @keys.command("create")
@@ -280,6 +298,7 @@ def create_webhook(
         owner = find_project(pool, project)
         endpoint, secret = create_endpoint(
             pool,
+            stack_encryption_keys(data_dir),
             project_id=owner.id,
             url=url,
             events=event or list(EventType),
@@ -309,6 +328,18 @@ def delete_webhook(
         if not delete_endpoint(pool, project_id=None, endpoint_id=endpoint_id, actor=OPERATOR):
             raise CloisterError(f"there is no webhook endpoint {endpoint_id}; `cloister webhooks list` lists them")
     print(f"deleted {endpoint_id}")
+
+
+@secrets.command("rotate")
+def rotate_secrets(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
+    """Encrypt all webhook secrets again, under the first key in CLOISTER_ENCRYPTION_KEYS_FILE.
+
+    Put a new key first in the file and keep the old one. Once the processes have restarted, run this; then remove the
+    old key.
+    """
+    with stack_database(data_dir) as pool, pool.connection() as connection:
+        count = encrypt_stored_secrets(connection, stack_encryption_keys(data_dir))
+    print(f"webhook secrets encrypted under the first key: {count}")
 
 
 def audit(

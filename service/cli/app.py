@@ -69,6 +69,7 @@ def local(
 app.add_typer(admin.keys, name="keys")
 app.add_typer(admin.projects, name="projects")
 app.add_typer(admin.webhooks, name="webhooks")
+app.add_typer(admin.secrets, name="secrets")
 app.command()(admin.audit)
 app.command()(doctor)
 

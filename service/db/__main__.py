@@ -1,12 +1,14 @@
 """``python -m service.db``: migrate the schema, and close the database to other roles.
 
-It runs before every rollout of the service, as the owner of the database. Setting: CLOISTER_DATABASE_URL, the same as
-the service's.
+It runs before every rollout of the service, as the owner of the database. It also encrypts the secrets that an older
+version stored in clear text. Settings: CLOISTER_DATABASE_URL and CLOISTER_ENCRYPTION_KEYS_FILE, the same as the
+service's.
 """
 
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import psycopg
 from psycopg import sql
@@ -14,26 +16,30 @@ from psycopg.conninfo import conninfo_to_dict
 
 from service.db import migrate
 from service.errors import CloisterError, SettingsError
+from service.stored_secrets import KEYS_VARIABLE, encrypt_stored_secrets, read_encryption_keys
 
 _CONNECT_TIMEOUT_S = 10
 
 
 def run(environment: Mapping[str, str]) -> list[str]:
-    """Migrate the schema, and revoke what Postgres grants to everyone on a new database.
+    """Migrate the schema, revoke what Postgres grants to everyone on a new database, and encrypt secrets in clear text.
 
     Return the names of the migrations that ran.
 
     Raises:
-        SettingsError: the setting is missing or invalid, or the database is unreachable.
+        SettingsError: a setting is missing or invalid, or the database is unreachable.
     """
     url = environment.get("CLOISTER_DATABASE_URL")
     if not url:
         raise SettingsError("CLOISTER_DATABASE_URL must be set")
+    keys_file = environment.get(KEYS_VARIABLE)
+    keys = read_encryption_keys(Path(keys_file)) if keys_file else None
     try:
         done = migrate(url, connect_timeout=_CONNECT_TIMEOUT_S)
         with psycopg.connect(url, connect_timeout=_CONNECT_TIMEOUT_S) as connection:
             database = sql.Identifier(connection.info.dbname)
             connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(database))
+            encrypt_stored_secrets(connection, keys, only_clear=True)
     except psycopg.ProgrammingError:
         raise  # a defect of a migration: Postgres reports it best
     except psycopg.OperationalError as error:

@@ -78,6 +78,11 @@ class Layout:
         return self.data_dir / "objects"
 
     @property
+    def encryption_keys(self) -> Path:
+        """The keys that encrypt secrets in the database."""
+        return self.data_dir / "encryption-keys"
+
+    @property
     def models_file(self) -> Path:
         """The model catalogue."""
         return self.data_dir / "models.yaml"

@@ -14,10 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psycopg
+from cryptography.fernet import Fernet
 
 from service.db import migrate
 from service.local.errors import LocalError
-from service.local.layout import Layout
+from service.local.layout import Layout, write_private_file
+from service.stored_secrets import encrypt_stored_secrets, read_encryption_keys
 
 POSTGRES_VERSION = 18
 ACCOUNT = "pgserver"  # the wheel itself creates this account for the same purpose
@@ -126,7 +128,7 @@ def answers(layout: Layout) -> bool:
 
 
 def set_up(layout: Layout) -> None:
-    """Create the service's role and the database if they are missing, and migrate."""
+    """Create role, database and encryption key of the service if they are missing, migrate, and encrypt secrets."""
     with psycopg.connect(layout.database_url(SUPERUSER, "postgres"), autocommit=True) as connection:
         if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone() is None:
             connection.execute("CREATE ROLE cloister LOGIN")
@@ -134,3 +136,7 @@ def set_up(layout: Layout) -> None:
             connection.execute("CREATE DATABASE cloister OWNER cloister")
         connection.execute("REVOKE ALL ON DATABASE cloister, postgres, template1 FROM PUBLIC")
     migrate(layout.database_url(OWNER))
+    if not layout.encryption_keys.exists():
+        write_private_file(layout.encryption_keys, f"{Fernet.generate_key().decode()}\n")
+    with psycopg.connect(layout.database_url(OWNER)) as connection:
+        encrypt_stored_secrets(connection, read_encryption_keys(layout.encryption_keys), only_clear=True)

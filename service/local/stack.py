@@ -88,6 +88,7 @@ class Plan:
             "CLOISTER_DATABASE_URL": self.layout.database_url(postgres.OWNER),
             "CLOISTER_OBJECT_STORE": self.layout.objects.as_uri(),
             "CLOISTER_MODELS": str(self.models_file),
+            "CLOISTER_ENCRYPTION_KEYS_FILE": str(self.layout.encryption_keys),
             "CLOISTER_HOST": "127.0.0.1",
             "CLOISTER_PORT": str(self.port),
             "CLOISTER_RAY_ADDRESS": f"http://127.0.0.1:{self.ray_port}",

@@ -44,6 +44,7 @@ def main() -> int:
                 slots=Slots(default=settings.max_running_jobs, by_accelerator=settings.max_running_jobs_by_accelerator),
                 retention_s=opened.retention_s,
                 webhook_networks=opened.webhook_networks,
+                encryption_keys=opened.encryption_keys,
                 stopping=stopping,
             )
             if settings.health_port:

@@ -20,9 +20,11 @@ import structlog
 from psycopg.rows import class_row
 
 from service.db import query
+from service.errors import CloisterError
 from service.logging import error_text
 from service.reconciler.backends import Backends
-from service.webhooks import Delivery, IpNetwork, WebhookUrlError, check_address, check_url, next_try, sign_message
+from service.stored_secrets import decrypt
+from service.webhooks import Delivery, IpNetwork, check_address, check_url, next_try, sign_message
 
 logger = structlog.get_logger(__name__)
 
@@ -80,8 +82,9 @@ def deliver(backends: Backends, delivery: Delivery, trust: ssl.SSLContext) -> No
     key = {"event_id": delivery.event_id, "endpoint_id": delivery.endpoint_id}
     facts = {**key, "batch_id": delivery.batch_id, "attempt": delivery.attempts}
     try:
-        asyncio.run(_post(delivery, trust, backends.webhook_networks))
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, WebhookUrlError) as error:
+        secret = decrypt(backends.encryption_keys, delivery.secret)
+        asyncio.run(_post(delivery, secret, trust, backends.webhook_networks))
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, CloisterError) as error:
         problem = str(error) or f"no answer within {TIMEOUT_S:.0f} s"
     else:
         with backends.pool.connection() as connection:
@@ -97,9 +100,9 @@ def deliver(backends: Backends, delivery: Delivery, trust: ssl.SSLContext) -> No
     backends.metrics.deliveries.labels(outcome=outcome).inc()
 
 
-async def _post(delivery: Delivery, trust: ssl.SSLContext, networks: Collection[IpNetwork]) -> None:
+async def _post(delivery: Delivery, secret: str, trust: ssl.SSLContext, networks: Collection[IpNetwork]) -> None:
     check_url(delivery.url, networks)
-    content, headers = sign_message(delivery, datetime.now(UTC))
+    content, headers = sign_message(delivery, secret, datetime.now(UTC))
     # One limit for everything: a receiver that sends a byte now and then must not hold a thread.
     async with asyncio.timeout(TIMEOUT_S):
         url = httpx.URL(delivery.url)

@@ -81,10 +81,23 @@ def test_jobs_reach_the_coordinator_at_its_service() -> None:
     )
 
 
-def test_coordinator_has_the_logins_of_the_service() -> None:
-    api, coordinator = pod(preview(), "api")["spec"], pod(preview(), "coordinator")["spec"]
-    assert coordinator["initContainers"] == api["initContainers"]
-    assert coordinator["containers"][0]["command"] == ["python", "-m", "service.coordinator"]
+@pytest.mark.parametrize(
+    ("name", "secrets"),
+    [
+        ("api", {"database-credentials", "object-store-credentials", "encryption-keys"}),
+        ("reconciler", {"database-credentials", "object-store-credentials", "encryption-keys"}),
+        ("coordinator", {"database-credentials", "object-store-credentials"}),
+        ("migrations", {"database-credentials", "encryption-keys"}),
+    ],
+)
+def test_pod_has_the_secrets_that_it_uses(name: str, secrets: set[str]) -> None:
+    spec = pod(preview(), name)["spec"]
+    assert {each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each} == secrets
+    assert ("CLOISTER_ENCRYPTION_KEYS_FILE" in environment(preview(), name)) == ("encryption-keys" in secrets)
+
+
+def test_coordinator_runs_the_coordinator() -> None:
+    assert pod(preview(), "coordinator")["spec"]["containers"][0]["command"] == ["python", "-m", "service.coordinator"]
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -197,7 +210,7 @@ def test_ca_certificate_of_an_external_database_reaches_the_service_only() -> No
 
 
 def test_api_key_of_the_http_engine_reaches_its_workers_only() -> None:
-    model = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
+    model = {"id": "m", "engine": "http", "base_url": "https://10.50.0.10:8000/v1"}
     network = stack_text().values["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
     values = changed(models=[model], network=network, http_engine_api_key="endpoint-key")
     recording = preview_values(values, stack_text().secret_keys | {"http_engine_api_key"})

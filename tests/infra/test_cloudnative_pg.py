@@ -4,6 +4,7 @@ from typing import Any
 
 import pulumi
 import pulumi_kubernetes as kubernetes
+import pytest
 
 from infra.data.cloudnative_pg import CloudNativePgArgs, CloudNativePgDatabase
 from infra.data.object_store import ObjectStoreConnection
@@ -13,6 +14,7 @@ from infra.kubernetes.naming import StackNames
 from infra.rendering.recording import Recording, record
 from infra.stack_file.sections import BackupSection, RecoverySection
 from infra.tenancy.credentials import ObjectStoreLogin
+from tests.infra.previewed_stacks import preview
 
 NAMES = StackNames(customer="acme", environment="prod")
 IMAGE = ImageReference.parse("registry.example/postgresql@sha256:" + "0" * 64)
@@ -50,10 +52,22 @@ def spec(recording: Recording, kind: str) -> Any:
     return found.inputs["spec"]
 
 
-def test_service_connects_to_the_primary_with_tls() -> None:
+def test_service_verifies_the_primary_with_the_ca_of_the_operator() -> None:
     host = "database-rw.cloister-acme-prod.svc:5432"
+    options = "sslmode=verify-full&sslrootcert=/etc/cloister/database-ca/ca.crt"
 
-    assert recorded().outputs["url"] == f"postgresql://cloister_acme_prod@{host}/cloister_acme_prod?sslmode=require"
+    assert recorded().outputs["url"] == f"postgresql://cloister_acme_prod@{host}/cloister_acme_prod?{options}"
+
+
+@pytest.mark.parametrize("name", ["api", "reconciler", "coordinator", "migrations"])
+def test_pods_mount_the_certificate_of_the_ca_and_not_its_key(name: str) -> None:
+    recording = preview("air-gap")
+    [found] = [each for kind in ("Deployment", "batch/v1:Job") for each in recording.of_type(kind) if each.name == name]
+    pod = found.inputs["spec"]["template"]["spec"]
+    [volume] = [each["secret"] for each in pod["volumes"] if each["name"] == "database-ca"]
+    assert (volume["secretName"], volume["items"]) == ("database-ca", [{"key": "ca.crt", "path": "ca.crt"}])
+    [mount] = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "database-ca"]
+    assert mount["mountPath"] == "/etc/cloister/database-ca"
 
 
 def test_passwords_and_keys_are_in_secrets_only() -> None:

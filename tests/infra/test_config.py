@@ -110,6 +110,8 @@ def test_missing_secret_is_reported_with_the_command_that_sets_it() -> None:
         ("database_owner_password", "two\nlines"),
         ("database_owner_password", " "),
         ("object_store_secret_access_key", "with/slash+plus"),
+        ("encryption_keys", "hunter2hunter2"),
+        ("encryption_keys", ","),
     ],
 )
 def test_unusable_secret_is_refused_without_its_value(name: str, value: str) -> None:
@@ -302,8 +304,60 @@ def test_external_database_needs_tls() -> None:
 
 
 def test_model_of_the_http_engine_needs_endpoint_networks() -> None:
-    model = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
+    model = {"id": "m", "engine": "http", "base_url": "https://10.50.0.10:8000/v1"}
     assert set(problems(changed(models=[model]))) == {"network.endpoint_networks"}
+
+
+OWN = "own-postgres-and-s3"
+POSTGRES, S3 = (stack_text(OWN).values[name] for name in ("database", "object_store"))
+CLEAR_URL = "postgresql://a@db.example:5432/a?sslmode="
+HTTP_MODEL = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v1"}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "key", "sections"),
+    [
+        ("database", "database.kind", {"database": {"kind": "bundled"}}),
+        ("database", "database.url", {"database": POSTGRES | {"url": f"{CLEAR_URL}require"}}),
+        ("database", "database.url", {"database": POSTGRES | {"url": f"{CLEAR_URL}verify-ca"}}),
+        (
+            "object_store",
+            "object_store.kind",
+            {"object_store": {"kind": "bundled"}, "object_store_job_secret_access_key": None},
+        ),
+        ("object_store", "object_store.endpoint_url", {"object_store": S3 | {"endpoint_url": "http://s3.example"}}),
+        ("object_store", "object_store.endpoint_url", {"object_store": S3 | {"endpoint_url": "HTTP://s3.example"}}),
+        ("kuberay_chart", "kuberay.chart.repository", {"kuberay": {"chart": {"repository": "http://charts.example"}}}),
+        ("http_engine", "models[0].base_url", {"models": [HTTP_MODEL]}),
+    ],
+)
+def test_clear_text_is_refused_unless_the_stack_file_allows_it(
+    allowed: str, key: str, sections: dict[str, Any]
+) -> None:
+    own, secrets = stack_text(OWN).values, stack_text(OWN).secret_keys
+    images = stack_text().values["images"] | own["images"]
+    network = own["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
+    refused = problems(changed(OWN, images=images, network=network, **sections), secrets)
+    assert set(refused) == {key}
+    assert f"add {allowed} to transport.allow_clear_text" in refused[key]
+    transport = {"allow_clear_text": [allowed]}
+    parse(changed(OWN, images=images, network=network, transport=transport, **sections), secrets)
+
+
+def test_clear_text_to_an_external_database_is_never_allowed() -> None:
+    values = changed(OWN, transport={"allow_clear_text": ["database"]})
+    values["database"] |= {"url": f"{CLEAR_URL}disable"}
+    assert set(problems(values, stack_text(OWN).secret_keys)) == {"database.url"}
+
+
+@pytest.mark.parametrize(
+    "pem",
+    ["text", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----", "-----BEGIN PRIVATE KEY-----\nhunter2"],
+)
+def test_ca_bundle_must_be_certificates(pem: str) -> None:
+    found = problems(changed(trust={"ca_bundle": pem}))
+    assert set(found) == {"trust.ca_bundle"}
+    assert "hunter2" not in found["trust.ca_bundle"]
 
 
 @pytest.mark.parametrize("engine", ["direct", "processor", "serve"])

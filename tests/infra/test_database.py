@@ -23,7 +23,7 @@ def protection(*, keep_data: bool = True) -> DataProtection:
 def args(*, keep_data: bool = True, **changes: Any) -> BundledDatabaseArgs:
     wanted: dict[str, Any] = {"names": NAMES, "image": IMAGE, "storage": "20Gi"}
     wanted |= {"protection": protection(keep_data=keep_data)}
-    return BundledDatabaseArgs(**wanted | {"owner_password": "for-owner"} | changes)
+    return BundledDatabaseArgs(**wanted | {"owner_password": "for-owner", "digest_key": "key"} | changes)
 
 
 def bundled(**changes: Any) -> Recording:

@@ -37,7 +37,7 @@ def bundled(*, keep_data: bool = True, **changes: Any) -> Recording:
         provider = kubernetes.Provider("kept-data", upsert_existing_objects=True)
         wanted: dict[str, Any] = {"names": NAMES, "image": IMAGE, "service_image": IMAGE, "storage": "100Gi"}
         wanted |= {"protection": DataProtection(provider=provider, keep_data=keep_data)}
-        args = BundledObjectStoreArgs(**wanted | {"secret_access_key": "s3cret"} | changes)
+        args = BundledObjectStoreArgs(**wanted | {"secret_access_key": "s3cret", "digest_key": "key"} | changes)
         BundledObjectStore("object-store", args)
 
     return record(program)

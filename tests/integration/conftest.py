@@ -24,7 +24,7 @@ from service.db import Pool, open_pool
 from service.model_catalogue import CatalogueModel
 from service.projects import Project, create_project
 from tests.integration.described_answers import DescribedAnswers
-from tests.integration.reconciler_harness import Stack
+from tests.integration.reconciler_harness import KEYS, Stack
 
 _numbers = itertools.count()
 
@@ -45,7 +45,9 @@ def _served(api_pool: Pool) -> Iterator[tuple[str, MemoryObjectStore]]:
     store = MemoryObjectStore()
     models = {"demo/small": CatalogueModel(spec=ModelSpec(id="demo/small", source="x"))}
     changed_at = datetime(2026, 1, 2, tzinfo=UTC)
-    backends = Backends(pool=api_pool, store=store, catalogue=models, catalogue_changed_at=changed_at)
+    backends = Backends(
+        pool=api_pool, store=store, catalogue=models, catalogue_changed_at=changed_at, encryption_keys=KEYS
+    )
     app = create_app(backends, wrong_keys=WrongKeys(api_pool, limit=10_000))
     checked = DescribedAnswers(app)
     config = uvicorn.Config(checked, host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none")

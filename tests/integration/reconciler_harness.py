@@ -8,7 +8,9 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Final
+
+from cryptography.fernet import Fernet, MultiFernet
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.leases import Commit, CommittedRows, EndRequest, Lease, SyncRequest, SyncResponse
@@ -31,6 +33,7 @@ from service.workspace import Workspace
 
 CHAT = "/v1/chat/completions"
 BATCH = "batch_1"
+KEYS: Final = MultiFernet([Fernet(Fernet.generate_key())])
 SUCCEEDED = JobStatus(state=JobState.SUCCEEDED)
 FAILED = JobStatus(state=JobState.FAILED, message="ValueError: no such model directory")
 RUNNING = JobStatus(state=JobState.RUNNING)
@@ -158,6 +161,7 @@ class Stack:
             coordinator_url="http://127.0.0.1:1",
             webhook_networks=(ip_network("127.0.0.0/8"), ip_network("::1/128")),
             workspace=Workspace(workspace),
+            encryption_keys=KEYS,
             **settings,
         )
 

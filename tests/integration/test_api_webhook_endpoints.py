@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -104,9 +105,11 @@ def test_creation_and_deletion_are_audited_without_url_and_secret(
 
 
 def test_command_line_creates_lists_and_deletes_endpoints(
-    api_pool: Pool, project: Project, monkeypatch: pytest.MonkeyPatch
+    api_pool: Pool, project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CLOISTER_DATABASE_URL", api_pool.conninfo)
+    (tmp_path / "keys").write_text(base64.b64encode(bytes(32)).decode())
+    monkeypatch.setenv("CLOISTER_ENCRYPTION_KEYS_FILE", str(tmp_path / "keys"))
 
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(app, ["webhooks", *arguments], catch_exceptions=False)

@@ -60,6 +60,13 @@ def test_only_this_account_can_open_the_socket(layout: Layout) -> None:
         assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
 
 
+def test_encryption_key_is_private_and_made_once(layout: Layout) -> None:
+    key = layout.encryption_keys.read_text()
+    assert layout.encryption_keys.stat().st_mode & 0o077 == 0
+    postgres.set_up(layout)
+    assert layout.encryption_keys.read_text() == key
+
+
 def test_database_survives_a_restart(tmp_path: Path) -> None:
     layout = layout_of(tmp_path / "data")
     supervisor = _start(layout)

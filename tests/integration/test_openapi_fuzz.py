@@ -22,6 +22,7 @@ from service.backends import Backends
 from service.db import Pool
 from service.model_catalogue import CatalogueModel
 from service.projects import create_project
+from tests.integration.reconciler_harness import KEYS
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ NOT_CHECKED = "positive_data_acceptance"
 def served(api_pool: Pool) -> Iterator[str]:
     """The served API. Event streams end soon, because no batch ends here."""
     models = {"demo/small": CatalogueModel(spec=ModelSpec(id="demo/small", source="x"))}
-    backends = Backends(pool=api_pool, store=MemoryObjectStore(), catalogue=models)
+    backends = Backends(pool=api_pool, store=MemoryObjectStore(), catalogue=models, encryption_keys=KEYS)
     # It sends hundreds of wrong keys, and expects 401 for each.
     wrong_keys = WrongKeys(api_pool, limit=100_000)
     app = create_app(backends, watching=Watching(backends.pool, max_stream_s=0.05), wrong_keys=wrong_keys)

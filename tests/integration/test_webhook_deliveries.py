@@ -13,7 +13,7 @@ import pytest
 
 from service.reconciler.webhooks import keep_delivering
 from service.webhooks import EventType, create_endpoint
-from tests.integration.reconciler_harness import BATCH, Stack, eventually, line, looping
+from tests.integration.reconciler_harness import BATCH, KEYS, Stack, eventually, line, looping
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ def delivering(stack: Stack) -> Iterator[None]:
 def subscribe(stack: Stack, url: str, *events: EventType) -> str:
     stack.sql("INSERT INTO projects (id, name) VALUES ('p', 'p') ON CONFLICT DO NOTHING")
     _, secret = create_endpoint(
-        stack.pool, project_id="p", url=url, events=events or list(EventType), name="", actor="operator"
+        stack.pool, KEYS, project_id="p", url=url, events=events or list(EventType), name="", actor="operator"
     )
     return secret
 

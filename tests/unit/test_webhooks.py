@@ -19,7 +19,7 @@ def delivery() -> Delivery:
         created_at=NOW,
         attempts=1,
         url="https://host.example/hook",
-        secret=SECRET,
+        secret="encrypted",
     )
 
 
@@ -64,7 +64,7 @@ def test_forbidden_url_is_refused_with_the_reason(url: str, message: str) -> Non
 
 
 def test_message_has_only_the_id_of_the_batch() -> None:
-    content = json.loads(sign_message(delivery(), NOW)[0])
+    content = json.loads(sign_message(delivery(), SECRET, NOW)[0])
     assert content == {
         "id": "evt_1",
         "object": "event",
@@ -76,7 +76,7 @@ def test_message_has_only_the_id_of_the_batch() -> None:
 
 def test_official_client_verifies_a_message_and_refuses_another_secret() -> None:
     now = datetime.now(UTC)
-    content, headers = sign_message(delivery(), now)
+    content, headers = sign_message(delivery(), SECRET, now)
     client = openai.OpenAI(api_key="x")
     event = client.webhooks.unwrap(content, headers, secret=SECRET)
     assert (event.type, event.data.id) == ("batch.failed", "batch_1")
@@ -85,8 +85,8 @@ def test_official_client_verifies_a_message_and_refuses_another_secret() -> None
 
 
 def test_later_attempt_has_the_same_id_and_content_and_a_new_timestamp() -> None:
-    first_content, first = sign_message(delivery(), NOW)
-    second_content, second = sign_message(delivery(), NOW + timedelta(hours=1))
+    first_content, first = sign_message(delivery(), SECRET, NOW)
+    second_content, second = sign_message(delivery(), SECRET, NOW + timedelta(hours=1))
     assert (first_content, first["webhook-id"]) == (second_content, second["webhook-id"])
     assert int(second["webhook-timestamp"]) - int(first["webhook-timestamp"]) == 3_600
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.api.dependencies import AdminAccess, BackendsDependency
 from service.api.openapi import INVALID_CURSOR, INVALID_ID, WITH_KEY, described, link
 from service.api.schemas import Answer, Page, Text
-from service.errors import InvalidRequestError, NotFoundError
+from service.errors import InvalidRequestError, NotFoundError, SettingsError, UnavailableError
 from service.webhooks import (
     MAX_URL_LENGTH,
     Endpoint,
@@ -103,10 +103,12 @@ def create_webhook_endpoint(
 
     Raises:
         InvalidRequestError: messages cannot or must not be sent to the URL.
+        UnavailableError: the stack has no key to store a secret with.
     """
     try:
         endpoint, secret = create_endpoint(
             backends.pool,
+            backends.encryption_keys,
             project_id=access.project.id,
             url=request.url,
             events=request.event_types,
@@ -114,6 +116,8 @@ def create_webhook_endpoint(
             actor=access.identity,
             networks=backends.webhook_networks,
         )
+    except SettingsError as error:
+        raise UnavailableError(f"This stack has no webhooks: {error}.") from error
     except WebhookUrlError as error:
         raise InvalidRequestError(f"Invalid 'url': {error}.", param="url", code="invalid_value") from error
     return NewWebhookEndpointObject.from_endpoint(endpoint, signing_secret=secret)

@@ -36,6 +36,12 @@ WITH deleted AS (
 )
 SELECT id FROM deleted
 
+-- name: lock_webhook_secrets
+SELECT id, secret FROM webhook_endpoints ORDER BY id FOR NO KEY UPDATE
+
+-- name: set_webhook_secret
+UPDATE webhook_endpoints SET secret = %(secret)s WHERE id = %(id)s
+
 -- name: claim_deliveries
 -- One delivery of each endpoint that has none in progress, so that a slow endpoint delays no other. A claimed delivery
 -- is due again when its lease ends, in case the process that claimed it dies before it records the outcome.
