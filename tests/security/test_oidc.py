@@ -28,6 +28,7 @@ from service.db import Pool
 from service.oidc.section import OidcSection
 from service.oidc.tokens import RETRY_S, Issuer, Keys, KeysError, TokenError
 from service.projects import Project, archive_project, create_project
+from tests.integration.reconciler_harness import KEYS
 from tests.security.serving import served
 
 with warnings.catch_warnings():
@@ -177,7 +178,8 @@ def settings_of(issuer_url: str, *grants: dict[str, Any]) -> OidcSection:
 
 @contextmanager
 def api(pool: Pool, oidc: OidcSection) -> Iterator[str]:
-    with served(create_app(Backends(pool=pool, store=MemoryObjectStore(), oidc=Issuer(oidc)))) as url:
+    backends = Backends(pool=pool, store=MemoryObjectStore(), oidc=Issuer(oidc), encryption_keys=KEYS)
+    with served(create_app(backends)) as url:
         yield f"{url}/v1"
 
 
