@@ -319,10 +319,10 @@ class EveryThirdCallFails:
             raise ObjectStoreError("the store broke at a listing")
         yield from self._store.keys(prefix)
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str) -> tuple[str, ...]:
         if self._breaks():
             raise ObjectStoreError("the store broke at a deletion")
-        self._store.delete(key)
+        return self._store.delete(key)
 
     def check(self) -> None:
         if self._breaks():
