@@ -77,6 +77,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         names=names,
         owner=postgres.owner,
         service_key=store.service,
+        receipt_key=config.secret("receipt_key"),
         weights_key=store.job if file.model_weights.kind == "object_store" else None,
         http_engine_api_key=config.secret("http_engine_api_key") if "http_engine_api_key" in config.secrets else None,
         opts=after(*foundation),

@@ -8,21 +8,28 @@ from service.adapters.open_object_store import open_object_store
 from service.backends import Backends
 from service.db import open_pool
 from service.model_catalogue import load_catalogue
+from service.receipts import read_key
 from service.settings import Settings
 from service.workspace import Workspace
 
 
 @contextlib.contextmanager
-def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[Backends]:
+def open_backends(settings: Settings, *, max_connections: int = 10, deletes: bool = True) -> Iterator[Backends]:
     """Open the database, the object store and the model catalogue, and close them on exit.
 
     The database and S3 may still be unreachable.
 
+    Args:
+        settings: the settings of the service.
+        max_connections: the most connections to the database.
+        deletes: whether the process deletes content, and so needs the key that signs receipts.
+
     Raises:
-        SettingsError: the model catalogue is invalid.
+        SettingsError: the model catalogue is invalid, or the process deletes and has no key.
         ObjectStoreError: the directory of the object store cannot be created.
     """
     catalogue = load_catalogue(settings.models_path)
+    receipt_key = {"receipt_key": read_key(settings.receipt_key_file)} if deletes else {}
     store = open_object_store(settings.object_store)
     with open_pool(settings.database_url, max_size=max_connections) as pool:
         yield Backends(
@@ -33,4 +40,6 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
             retention_s=settings.retention_days * 24 * 3600,
             workspace=Workspace(size_bytes=settings.workspace_bytes),
             max_transfers_per_key=settings.max_transfers_per_key,
+            orphan_age_s=settings.orphan_age_hours * 3600,
+            **receipt_key,
         )

@@ -55,7 +55,9 @@ def deploy_batch_service(
         workspace_gib=file.workspace_gib,
         log_level=file.log_level,
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],
-        credentials_digest=digest(postgres.owner.password, key.access_key_id, key.secret_access_key),
+        credentials_digest=digest(
+            postgres.owner.password, key.access_key_id, key.secret_access_key, config.secret("receipt_key")
+        ),
     )
     return BatchService(
         "batch-service",

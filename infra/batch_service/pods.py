@@ -80,6 +80,7 @@ def api_pod(settings: ServiceSettings) -> dict[str, Any]:
         tmp=f"{settings.workspace_gib}Gi",
         disk=f"{settings.workspace_gib + 1}Gi",
         config_maps={},
+        deletes=True,
     )
 
 
@@ -104,6 +105,7 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
         tmp=f"{settings.workspace_gib}Gi",
         disk=f"{settings.workspace_gib + 1}Gi",
         config_maps={JOB_TEMPLATES: _TEMPLATES_DIRECTORY},
+        deletes=True,
     )
     template["spec"]["automountServiceAccountToken"] = True
     return template
@@ -156,8 +158,12 @@ def _server_pod(
     tmp: str,
     disk: str,
     config_maps: Mapping[str, str],
+    deletes: bool = False,
 ) -> dict[str, Any]:
-    """Return the pod template of a server: ``service.<component>``, which answers /healthz and /readyz."""
+    """Return the pod template of a server: ``service.<component>``, which answers /healthz and /readyz.
+
+    A server that deletes content has the key that signs receipts.
+    """
     shared: dict[str, pulumi.Input[str]] = {
         "CLOISTER_DATABASE_URL": settings.database_url,
         "CLOISTER_OBJECT_STORE": settings.object_store_url,
@@ -167,6 +173,8 @@ def _server_pod(
         "CLOISTER_RETENTION_DAYS": str(settings.retention_days),
         "CLOISTER_LOG_LEVEL": settings.log_level,
     }
+    if deletes:
+        shared["CLOISTER_RECEIPT_KEY_FILE"] = f"{credentials.DIRECTORY}/{credentials.RECEIPT_KEY}"
     live = {"httpGet": {"path": "/healthz", "port": "http"}, "timeoutSeconds": 5}
     # The server waits up to 5 s for a database connection before it reports a failure.
     ready = {"httpGet": {"path": "/readyz", "port": "http"}, "timeoutSeconds": 10}
@@ -183,7 +191,7 @@ def _server_pod(
         "resources": resources(cpu=cpu, cpu_limit="2", memory=memory, ephemeral_storage=disk),
     }
     maps = {MODELS: _MODELS_DIRECTORY, **config_maps}
-    return _pod(settings, component, container, tmp=tmp, config_maps=maps)
+    return _pod(settings, component, container, tmp=tmp, config_maps=maps, receipt_key=deletes)
 
 
 def _pod(
@@ -194,11 +202,14 @@ def _pod(
     tmp: str,
     config_maps: Mapping[str, str],
     object_store: bool = True,
+    receipt_key: bool = False,
 ) -> dict[str, Any]:
     """Return a pod template; ``container`` has the fields in which its container differs, with ``env`` as a mapping."""
     maps = dict(config_maps) | ({DATABASE_CA: _CA_DIRECTORY} if settings.has_database_ca else {})
     environment = {"TMPDIR": _TMP, **credentials.ENVIRONMENT, **container["env"]}
-    copy_credentials, credentials_volumes = credentials.pod_fields(settings.image, object_store=object_store)
+    copy_credentials, credentials_volumes = credentials.pod_fields(
+        settings.image, object_store=object_store, receipt_key=receipt_key
+    )
     mounts = [
         {"name": "tmp", "mountPath": _TMP},
         credentials.VOLUME_MOUNT,

@@ -19,7 +19,7 @@ from infra.kubernetes.naming import StackNames
 from infra.stack_file.cluster_sections import NodePoolsSection
 from infra.stack_file.neighbours import neighbour_problems
 from infra.stack_file.rules import section_problems
-from infra.stack_file.secret_keys import SECRET_KEYS, secret_problems
+from infra.stack_file.secret_keys import SECRET_KEYS, SHOWN_SECRET, secret_problems
 from infra.stack_file.sections import PROJECT, StackFile
 from ray_job.contract.accelerators import Accelerator
 from service.config_sections import Problem, key_documentation, problems_of, unknown_key
@@ -32,8 +32,6 @@ from service.model_catalogue import (
     parse_models,
 )
 
-SHOWN_SECRET: Final = "shown-in-place-of-a-secret"  # noqa: S105 - a placeholder
-"""Replaces the value of a secret where the stack file is read without Pulumi."""
 _TEXT_KEYS: Final = ("customer", "environment", "log_level")
 # Models and accelerators are mappings and lists of sections: their parsers validate each of these once.
 _ADAPTERS: Final[Mapping[str, TypeAdapter[Any]]] = {

@@ -11,6 +11,8 @@ from service.model_catalogue import ModelEntry
 if TYPE_CHECKING:
     from infra.stack_file.cluster_sections import ImagesSection, KubernetesSection
 
+SHOWN_SECRET: Final = "shown-in-place-of-a-secret"  # noqa: S105 - a placeholder
+"""Replaces the value of a secret where the stack file is read without Pulumi."""
 _MULTILINE: Final = frozenset({"kubeconfig"})
 
 
@@ -44,6 +46,12 @@ _KEYS: Final = (
         name="object_store_secret_access_key",
         meaning="secret half of the object store's key; the bundled store is created with it",
         needed="always",
+    ),
+    SecretKey(
+        name="receipt_key",
+        meaning="private key that signs deletion receipts, 64 hexadecimal digits; keep it as long as the stack",
+        needed="always",
+        example="$(openssl rand -hex 32)",
     ),
     SecretKey(
         name="object_store_job_secret_access_key",
@@ -118,6 +126,10 @@ def secret_problems(
             "object_store_secret_access_key: the bundled object store accepts letters, digits and hyphens only; set it "
             f"with `{command}`"
         )
+    receipt_key = secrets.get("receipt_key", SHOWN_SECRET).strip()
+    if receipt_key != SHOWN_SECRET and not re.fullmatch(r"[0-9a-fA-F]{64}", receipt_key):
+        command = SECRET_KEYS["receipt_key"].command
+        yield f"receipt_key: must be 64 hexadecimal digits; set it with `{command}`"
     kubernetes: KubernetesSection | None = sections.get("kubernetes")
     if kubernetes and kubernetes.kubeconfig and "kubeconfig" in secrets:
         yield "kubernetes.kubeconfig: the secret kubeconfig is set too; keep one of the two"

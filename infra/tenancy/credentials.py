@@ -17,6 +17,8 @@ from infra.kubernetes.pod_spec import container_security_context, resources, sec
 DIRECTORY: Final = "/run/cloister/credentials"
 DATABASE_LOGIN: Final = "database-credentials"
 OBJECT_STORE_LOGIN: Final = "object-store-credentials"
+RECEIPT_KEY: Final = "receipt-key"
+"""Secret with the key that signs deletion receipts, and the name of its file; API and reconciler mount it."""
 WEIGHTS_LOGIN: Final = "weights-credentials"
 """Secret with the key of the object store that the program which copies weights mounts, in the jobs' namespace."""
 HTTP_ENGINE_LOGIN: Final = "http-engine"
@@ -35,14 +37,19 @@ VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True
 _COPY: Final = "umask 077 && cp -L /etc/cloister/secrets/*/* " + DIRECTORY
 
 
-def pod_fields(image: Any, *, object_store: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def pod_fields(
+    image: Any, *, object_store: bool = True, receipt_key: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the init container that copies the files, and the volumes: the Secrets and the memory with the copies.
 
     Args:
         image: any image with a shell, by digest. Use the pod's own image to avoid pulling another one.
         object_store: copy the key of the object store too, not only the login of the database.
+        receipt_key: copy the key that signs deletion receipts too.
     """
-    secrets = [DATABASE_LOGIN, *([OBJECT_STORE_LOGIN] if object_store else [])]
+    secrets = [DATABASE_LOGIN]
+    secrets += [OBJECT_STORE_LOGIN] if object_store else []
+    secrets += [RECEIPT_KEY] if receipt_key else []
     mounts = [{"name": secret, "mountPath": f"/etc/cloister/secrets/{secret}", "readOnly": True} for secret in secrets]
     init_container = {
         "name": "credentials",
@@ -102,6 +109,7 @@ class Credentials(pulumi.ComponentResource):
         names: names of the stack.
         owner: the service's role, which owns the schema.
         service_key: the service's key of the object store.
+        receipt_key: the key that signs deletion receipts.
         weights_key: the key that copies weights from the object store; None if the weights are elsewhere.
         http_engine_api_key: key of the http engine's endpoints; None if they require none.
         opts: options of the component.
@@ -116,6 +124,7 @@ class Credentials(pulumi.ComponentResource):
         names: StackNames,
         owner: DatabaseLogin,
         service_key: ObjectStoreLogin,
+        receipt_key: pulumi.Input[str],
         weights_key: ObjectStoreLogin | None,
         http_engine_api_key: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
@@ -124,6 +133,7 @@ class Credentials(pulumi.ComponentResource):
         contents: list[tuple[str, str, dict[str, pulumi.Input[str]]]] = [
             (names.service_namespace, DATABASE_LOGIN, {"pgpass": owner.pgpass_line()}),
             (names.service_namespace, OBJECT_STORE_LOGIN, {"aws": service_key.aws_file()}),
+            (names.service_namespace, RECEIPT_KEY, {RECEIPT_KEY: pulumi.Output.secret(receipt_key)}),
         ]
         if weights_key is not None:
             contents.append((names.jobs_namespace, WEIGHTS_LOGIN, {"aws": weights_key.aws_file()}))

@@ -15,6 +15,7 @@ from service.api.middleware import RequestMiddleware
 from service.api.routes import (
     audit_logs,
     batches,
+    deletion_receipts,
     estimates,
     events,
     files,
@@ -75,6 +76,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
         jobs,
         models,
         audit_logs,
+        deletion_receipts,
         webhook_endpoints,
         health,
         metrics,

@@ -43,6 +43,8 @@ def main() -> int:
                 workspace=opened.workspace,
                 slots=Slots(default=settings.max_running_jobs, by_accelerator=settings.max_running_jobs_by_accelerator),
                 retention_s=opened.retention_s,
+                receipt_key=opened.receipt_key,
+                orphan_age_s=opened.orphan_age_s,
                 stopping=stopping,
             )
             if settings.health_port:

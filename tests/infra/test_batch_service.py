@@ -83,7 +83,9 @@ def test_jobs_reach_the_coordinator_at_its_service() -> None:
 
 def test_coordinator_has_the_logins_of_the_service() -> None:
     api, coordinator = pod(preview(), "api")["spec"], pod(preview(), "coordinator")["spec"]
-    assert coordinator["initContainers"] == api["initContainers"]
+    for secret in ("database-credentials", "object-store-credentials"):
+        assert secret in str(coordinator["initContainers"])
+        assert secret in str(api["initContainers"])
     assert coordinator["containers"][0]["command"] == ["python", "-m", "service.coordinator"]
 
 
@@ -142,6 +144,13 @@ def test_migrations_have_the_login_of_the_database_only() -> None:
     spec = pod(preview(), "migrations")["spec"]
     assert spec["containers"][0]["command"] == ["python", "-m", "service.db"]
     assert "object-store-credentials" not in str(spec["volumes"])
+
+
+def test_only_servers_that_delete_have_the_key_that_signs_receipts() -> None:
+    recording = preview()
+    for name, has_key in (("api", True), ("reconciler", True), ("coordinator", False), ("migrations", False)):
+        assert ("receipt-key" in str(pod(recording, name)["spec"]["volumes"])) is has_key
+        assert ("CLOISTER_RECEIPT_KEY_FILE" in environment(recording, name)) is has_key
 
 
 @pytest.mark.parametrize("name", ["api", "reconciler"])

@@ -1,0 +1,148 @@
+"""Deletion of orphans: objects that belong to no file, no batch and no job, and unfinished uploads.
+
+An upload whose process died before it wrote the row leaves one, and so does a job that writes after its batch is gone.
+A search lists the object store a few thousand objects a minute, asks the database once for each page which of the old
+objects belong to something, and continues after the last key if the process is replaced. Only the layouts of
+``ray_job.contract.object_keys`` that hold work of projects are searched: weights, backups and prompt rules can be in
+the same bucket.
+
+An object is old enough when no upload, lease or signed URL that was valid at its last change can still matter. A file
+is written before its row, within one request; a batch has its row before its objects.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from threading import Event
+from typing import Final
+
+import psycopg
+import structlog
+
+from service.db import query
+from service.errors import ObjectNotFoundError, ObjectStoreError
+from service.logging import error_text
+from service.ports import ListedObject, ObjectStore
+from service.receipts import write_receipt
+from service.reconciler.backends import Backends
+
+logger = structlog.get_logger(__name__)
+
+SEARCHED: Final = ("batches/", "doctor/", "files/", "jobs/")
+"""Prefixes that are searched, in lexical order."""
+INTERVAL_S: Final = 6 * 3600
+_PASS_INTERVAL_S: Final = 60.0
+_PAGE: Final = 1_000
+# Objects that a pass looks at. Ten million take about three hours.
+_PAGES_PER_PASS: Final = 50
+ACTOR: Final = "retention"
+
+
+def keep_searching(backends: Backends, over: Event) -> None:
+    """Search for orphans until ``over`` is set: a pass each minute, and after a whole search a pause of six hours."""
+    while not over.is_set():
+        try:
+            search(backends, over)
+        except Exception as error:  # noqa: BLE001 - the shell of a thread: the next pass continues
+            is_transient = isinstance(error, psycopg.OperationalError | ObjectStoreError)
+            (logger.warning if is_transient else logger.exception)("orphans.search_failed", error=error_text(error))
+        over.wait(_PASS_INTERVAL_S)
+
+
+def search(backends: Backends, over: Event, *, pages: int = _PAGES_PER_PASS) -> None:
+    """Search the next pages of the object store if a search is due, and delete the orphans among them.
+
+    Args:
+        backends: the backends.
+        over: stops the search before the next page.
+        pages: the most pages.
+
+    Raises:
+        ObjectStoreError: the store cannot be listed, or keeps an orphan; the next search tries again.
+        psycopg.OperationalError: Postgres cannot be reached; the next search continues.
+    """
+    with backends.pool.connection() as connection:
+        row = connection.execute(query("due_orphan_search")).fetchone()
+    if row is None:
+        return
+    old = datetime.now(UTC) - timedelta(seconds=backends.orphan_age_s)
+    if not row["last_key"]:
+        for prefix in SEARCHED:
+            aborted = backends.store.abort_uploads(prefix, before=old)
+            backends.metrics.removals.labels(object="upload").inc(aborted)
+    listed = _objects(backends.store, row["last_key"])
+    refused: ObjectStoreError | None = None
+    for _ in range(pages):
+        page = list(itertools.islice(listed, _PAGE))
+        for key in _orphans(backends, page, old):
+            if over.is_set():
+                return
+            try:
+                _delete(backends, key)
+            except ObjectStoreError as error:
+                logger.warning("orphans.store_refused", key=key, error=str(error))
+                refused = error
+        is_last = len(page) < _PAGE
+        values = {"last_key": "" if is_last else page[-1].key, "pause_s": INTERVAL_S if is_last else 0}
+        with backends.pool.connection() as connection:
+            connection.execute(query("record_orphan_search"), values)
+        if is_last or over.is_set():
+            break
+    if refused is not None:
+        raise refused
+
+
+def _objects(store: ObjectStore, after: str) -> Iterator[ListedObject]:
+    for prefix in SEARCHED:
+        if after < prefix or after.startswith(prefix):
+            yield from store.objects(prefix, after=after)
+
+
+def _orphans(backends: Backends, page: Sequence[ListedObject], old: datetime) -> list[str]:
+    """Return the keys of a page that are old and belong to nothing."""
+    owners = {each.key: _owner(each.key) for each in page if each.modified_at < old}
+    if not owners:
+        return []
+    with backends.pool.connection() as connection:
+        rows = connection.execute(query("owners_of_objects"), {"ids": list(set(owners.values()))})
+        known = {row["id"] for row in rows}
+    return [key for key, owner in owners.items() if owner not in known]
+
+
+def _owner(key: str) -> str:
+    """Return the id of the file, batch or job that a key belongs to. An object of the doctor belongs to nothing."""
+    return key.split("/")[1]
+
+
+def _delete(backends: Backends, key: str) -> None:
+    """Delete an orphan and write its receipt. Its content is read once, for the digest."""
+    try:
+        size_bytes, sha256 = _measure(backends.store.read(key))
+    except ObjectNotFoundError:
+        size_bytes, sha256 = None, None  # only hidden versions are left
+    versions = backends.store.delete(key)
+    with backends.pool.connection() as connection:
+        row = connection.execute(query("project_of_batch"), {"id": _owner(key)}).fetchone()
+        write_receipt(
+            connection,
+            backends.receipt_key,
+            kind="orphan",
+            object_id=key,
+            project_id=row["project_id"] if row else None,
+            actor=ACTOR,
+            reason="it belonged to no file, batch or job",
+            size_bytes=size_bytes,
+            sha256=sha256,
+            versions=versions,
+        )
+    logger.info("orphan.deleted", key=key, size_bytes=size_bytes)
+    backends.metrics.removals.labels(object="orphan").inc()
+
+
+def _measure(chunks: Iterable[bytes]) -> tuple[int, bytes]:
+    digest, size_bytes = hashlib.sha256(), 0
+    for chunk in chunks:
+        digest.update(chunk)
+        size_bytes += len(chunk)
+    return size_bytes, digest.digest()
