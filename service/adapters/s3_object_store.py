@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 import boto3
@@ -32,8 +33,10 @@ _NO_SUCH_OBJECT: Final = "NoSuchKey"
 _PROBE: Final = "doctor/versions"
 # Readiness probes come every few seconds. Versioning and rights of a bucket change rarely.
 _LOOK_INTERVAL_S: Final = 300.0
-# Codes of servers that know no versioning.
-_UNKNOWN_REQUEST: Final = frozenset({"NotImplemented", "MethodNotAllowed", "501", "405"})
+# HTTP statuses of servers that know no versioning, or whose versioning is not configured.
+_UNKNOWN_REQUEST: Final = frozenset({405, 501})
+# HTTP statuses of a version that must not be deleted: some servers answer 400 for Object Lock.
+_REFUSED: Final = frozenset({400, 403, *_UNKNOWN_REQUEST})
 _VERSIONS_ADVICE: Final = (
     "The bucket keeps versions: allow the service s3:ListBucketVersions and s3:DeleteObjectVersion, or use a bucket "
     "that never had versioning. A retention or a legal hold of S3 Object Lock must end or be removed"
@@ -52,6 +55,10 @@ def _translated(doing: str) -> Iterator[None]:
         raise ObjectStoreError(f"cannot {doing}: {type(error).__name__}") from error
 
 
+def _http_status(error: ClientError) -> int:
+    return error.response["ResponseMetadata"]["HTTPStatusCode"]
+
+
 @contextlib.contextmanager
 def _versions_translated(doing: str) -> Iterator[None]:
     try:
@@ -59,7 +66,7 @@ def _versions_translated(doing: str) -> Iterator[None]:
             yield
     except ObjectStoreError as error:
         # Other failures, such as an unreachable server, have nothing to do with versions.
-        if isinstance(error.__cause__, ClientError) and error.__cause__.response["Error"].get("Code") != "SlowDown":
+        if isinstance(error.__cause__, ClientError) and _http_status(error.__cause__) in _REFUSED:
             raise ObjectVersionsError(f"{error}. {_VERSIONS_ADVICE}") from error
         raise
 
@@ -242,10 +249,10 @@ class S3ObjectStore:
                 self._keeps_versions = bool(self._client.get_bucket_versioning(Bucket=self._bucket).get("Status"))
             except ClientError as error:
                 code = error.response["Error"].get("Code", "")
-                if code in {"AccessDenied", "403"}:
+                if _http_status(error) == HTTPStatus.FORBIDDEN:
                     advice = "Allow the service s3:GetBucketVersioning: hidden versions would outlive every deletion"
                     raise ObjectVersionsError(f"cannot {doing}: S3 answered {code}. {advice}") from error
-                if code not in _UNKNOWN_REQUEST:
+                if _http_status(error) not in _UNKNOWN_REQUEST:
                     raise ObjectStoreError(f"cannot {doing}: S3 answered {code}") from error
             except BotoCoreError as error:
                 raise ObjectStoreError(f"cannot {doing}: {type(error).__name__}") from error

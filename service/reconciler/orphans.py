@@ -53,14 +53,16 @@ def keep_searching(backends: Backends, over: Event) -> None:
 def search(backends: Backends, over: Event, *, pages: int = _PAGES_PER_PASS) -> None:
     """Search the next pages of the object store if a search is due, and delete the orphans among them.
 
+    An orphan that the store keeps, for example under a legal hold, is tried again by the next search.
+
     Args:
         backends: the backends.
-        over: stops the search before the next page.
+        over: stops the search.
         pages: the most pages.
 
     Raises:
-        ObjectStoreError: the store cannot be listed, or keeps an orphan; the next search tries again.
-        psycopg.OperationalError: Postgres cannot be reached; the next search continues.
+        ObjectStoreError: the store cannot be listed; the next pass continues.
+        psycopg.OperationalError: Postgres cannot be reached; the next pass continues.
     """
     with backends.pool.connection() as connection:
         row = connection.execute(query("due_orphan_search")).fetchone()
@@ -68,29 +70,32 @@ def search(backends: Backends, over: Event, *, pages: int = _PAGES_PER_PASS) -> 
         return
     old = datetime.now(UTC) - timedelta(seconds=backends.orphan_age_s)
     if not row["last_key"]:
-        for prefix in SEARCHED:
-            aborted = backends.store.abort_uploads(prefix, before=old)
-            backends.metrics.removals.labels(object="upload").inc(aborted)
+        _abort_uploads(backends, old)
+        with backends.pool.connection() as connection:
+            left = [each["key"] for each in connection.execute(query("known_orphans"))]
+        _delete_all(backends, _without_owner(backends, left), over)
     listed = _objects(backends.store, row["last_key"])
-    refused: ObjectStoreError | None = None
     for _ in range(pages):
         page = list(itertools.islice(listed, _PAGE))
-        for key in _orphans(backends, page, old):
-            if over.is_set():
-                return
-            try:
-                _delete(backends, key)
-            except ObjectStoreError as error:
-                logger.warning("orphans.store_refused", key=key, error=str(error))
-                refused = error
+        _delete_all(backends, _without_owner(backends, [each.key for each in page if each.modified_at < old]), over)
+        if over.is_set():
+            return
         is_last = len(page) < _PAGE
         values = {"last_key": "" if is_last else page[-1].key, "pause_s": INTERVAL_S if is_last else 0}
         with backends.pool.connection() as connection:
             connection.execute(query("record_orphan_search"), values)
-        if is_last or over.is_set():
-            break
-    if refused is not None:
-        raise refused
+        if is_last:
+            return
+
+
+def _abort_uploads(backends: Backends, old: datetime) -> None:
+    for prefix in SEARCHED:
+        try:
+            aborted = backends.store.abort_uploads(prefix, before=old)
+        except ObjectStoreError as error:
+            logger.warning("orphans.uploads_not_aborted", prefix=prefix, error=str(error))
+        else:
+            backends.metrics.removals.labels(object="upload").inc(aborted)
 
 
 def _objects(store: ObjectStore, after: str) -> Iterator[ListedObject]:
@@ -99,15 +104,14 @@ def _objects(store: ObjectStore, after: str) -> Iterator[ListedObject]:
             yield from store.objects(prefix, after=after)
 
 
-def _orphans(backends: Backends, page: Sequence[ListedObject], old: datetime) -> list[str]:
-    """Return the keys of a page that are old and belong to nothing."""
-    owners = {each.key: _owner(each.key) for each in page if each.modified_at < old}
-    if not owners:
+def _without_owner(backends: Backends, keys: Sequence[str]) -> list[str]:
+    """Return the keys that belong to no file, batch or job."""
+    if not keys:
         return []
     with backends.pool.connection() as connection:
-        rows = connection.execute(query("owners_of_objects"), {"ids": list(set(owners.values()))})
-        known = {row["id"] for row in rows}
-    return [key for key, owner in owners.items() if owner not in known]
+        rows = connection.execute(query("owners_of_objects"), {"ids": list({_owner(key) for key in keys})})
+        owners = {row["id"] for row in rows}
+    return [key for key in keys if _owner(key) not in owners]
 
 
 def _owner(key: str) -> str:
@@ -115,26 +119,41 @@ def _owner(key: str) -> str:
     return key.split("/")[1]
 
 
+def _delete_all(backends: Backends, keys: Sequence[str], over: Event) -> None:
+    for key in keys:
+        if over.is_set():
+            return
+        try:
+            _delete(backends, key)
+        except ObjectStoreError as error:
+            logger.warning("orphans.store_refused", key=key, error=str(error))
+
+
 def _delete(backends: Backends, key: str) -> None:
-    """Delete an orphan and write its receipt. Its content is read once, for the digest."""
+    """Delete an orphan and write its receipt. Its content is read once, for the digest.
+
+    The row of the orphan exists from before the deletion until its receipt, so that a crash in between loses none.
+    """
     try:
         size_bytes, sha256 = _measure(backends.store.read(key))
     except ObjectNotFoundError:
-        size_bytes, sha256 = None, None  # only hidden versions are left
+        size_bytes, sha256 = None, None  # only hidden versions are left, or an earlier search has deleted it
+    with backends.pool.connection() as connection:
+        connection.execute(query("insert_orphan"), {"key": key, "size_bytes": size_bytes, "sha256": sha256})
     versions = backends.store.delete(key)
     with backends.pool.connection() as connection:
-        row = connection.execute(query("project_of_batch"), {"id": _owner(key)}).fetchone()
+        content = connection.execute(query("remove_orphan"), {"key": key}).fetchone() or {}
+        batch = connection.execute(query("project_of_batch"), {"id": _owner(key)}).fetchone()
         write_receipt(
             connection,
             backends.receipt_key,
             kind="orphan",
             object_id=key,
-            project_id=row["project_id"] if row else None,
+            project_id=batch["project_id"] if batch else None,
             actor=ACTOR,
             reason="it belonged to no file, batch or job",
-            size_bytes=size_bytes,
-            sha256=sha256,
             versions=versions,
+            **content,
         )
     logger.info("orphan.deleted", key=key, size_bytes=size_bytes)
     backends.metrics.removals.labels(object="orphan").inc()

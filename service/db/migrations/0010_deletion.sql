@@ -27,5 +27,12 @@ CREATE TABLE orphan_search (
 );
 INSERT INTO orphan_search (due_at) VALUES (now() + interval '1 day');
 
+-- Orphans that are about to be deleted. A process that dies between the object and its receipt leaves the row.
+CREATE TABLE orphans (
+    key         text PRIMARY KEY,
+    size_bytes  bigint,                    -- NULL if only hidden versions are left, as sha256
+    sha256      bytea
+);
+
 ALTER TABLE projects ADD COLUMN erasing_at timestamptz;  -- everything in it is being deleted since then
 CREATE INDEX projects_to_erase ON projects (id) WHERE erasing_at IS NOT NULL;

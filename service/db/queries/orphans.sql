@@ -26,5 +26,14 @@ SELECT file_id FROM (
 ) AS assembled
 WHERE file_id = ANY (%(ids)s)
 
+-- name: insert_orphan
+INSERT INTO orphans (key, size_bytes, sha256) VALUES (%(key)s, %(size_bytes)s, %(sha256)s) ON CONFLICT DO NOTHING
+
+-- name: known_orphans
+SELECT key, size_bytes, sha256 FROM orphans ORDER BY key
+
+-- name: remove_orphan
+DELETE FROM orphans WHERE key = %(key)s RETURNING size_bytes, sha256
+
 -- name: project_of_batch
 SELECT project_id FROM batches WHERE id = %(id)s
