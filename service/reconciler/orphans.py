@@ -4,7 +4,7 @@ An upload whose process died before it wrote the row leaves one, and so does a j
 A search lists the object store a few thousand objects a minute, asks the database once for each page which of the old
 objects belong to something, and continues after the last key if the process is replaced. Only the layouts of
 ``ray_job.contract.object_keys`` that hold work of projects are searched: weights, backups and prompt rules can be in
-the same bucket.
+the same bucket. Nothing is deleted while another database has marked the object store as its own.
 
 An object is old enough when no upload, lease or signed URL that was valid at its last change can still matter. A file
 is written before its row, within one request; a batch has its row before its objects.
@@ -20,6 +20,7 @@ from typing import Final
 import psycopg
 import structlog
 
+from ray_job.contract.object_keys import STACKS_PREFIX, stack_key
 from service.db import query
 from service.errors import ObjectNotFoundError, ObjectStoreError
 from service.logging import error_text
@@ -31,6 +32,11 @@ logger = structlog.get_logger(__name__)
 
 SEARCHED: Final = ("batches/", "doctor/", "files/", "jobs/")
 """Prefixes that are searched, in lexical order."""
+SHARED_STORE: Final = (
+    "orphans are not deleted, because the object store was also used with another database, whose objects look like "
+    "orphans here. If another stack uses it, give each its own bucket or prefix. If the other database is gone for "
+    "ever, delete the objects under stacks/ that are listed here"
+)
 INTERVAL_S: Final = 6 * 3600
 _PASS_INTERVAL_S: Final = 60.0
 _PAGE: Final = 1_000
@@ -65,8 +71,14 @@ def search(backends: Backends, over: Event, *, pages: int = _PAGES_PER_PASS) -> 
         psycopg.OperationalError: Postgres cannot be reached; the next pass continues.
     """
     with backends.pool.connection() as connection:
-        row = connection.execute(query("due_orphan_search")).fetchone()
-    if row is None:
+        row = connection.execute(query("orphan_search")).fetchone()
+    others = _other_stacks(backends.store, row["stack_id"]) if row else []
+    if row is None or not row["is_due"]:
+        return
+    if others:
+        logger.error("orphans.shared_store", reason=SHARED_STORE, stacks=others)
+        with backends.pool.connection() as connection:
+            connection.execute(query("record_orphan_search"), {"last_key": "", "pause_s": INTERVAL_S})
         return
     old = datetime.now(UTC) - timedelta(seconds=backends.orphan_age_s)
     if not row["last_key"]:
@@ -86,6 +98,15 @@ def search(backends: Backends, over: Event, *, pages: int = _PAGES_PER_PASS) -> 
             connection.execute(query("record_orphan_search"), values)
         if is_last:
             return
+
+
+def _other_stacks(store: ObjectStore, stack_id: str) -> list[str]:
+    """Return the keys with which other databases have marked the object store as theirs, and mark it as ours."""
+    own = stack_key(stack_id)
+    found = list(store.keys(STACKS_PREFIX))
+    if own not in found:
+        store.put(own, [])
+    return [key for key in found if key != own]
 
 
 def _abort_uploads(backends: Backends, old: datetime) -> None:

@@ -17,8 +17,11 @@ from moto.server import ThreadedMotoServer
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.adapters.open_object_store import open_object_store
+from service.doctor.backends import check_object_store
+from service.doctor.findings import Result
 from service.errors import ObjectNotFoundError, ObjectStoreError, ObjectVersionsError
 from service.ports import ObjectStore
+from service.settings import read_settings
 
 MIB = 1 << 20
 
@@ -433,6 +436,12 @@ def test_bucket_whose_versions_cannot_be_deleted_fails_its_check(versioned: Vers
         ObjectVersionsError, match=r"allow the service s3:ListBucketVersions and s3:DeleteObjectVersion"
     ):
         versioned.store.check()
+    location = versioned.store.location()
+    url = f"s3://{location.bucket}/p?endpoint_url={location.endpoint_url}&region={location.region}"
+    names = {"CLOISTER_DATABASE_URL": "dbname=x", "CLOISTER_OBJECT_STORE": url, "CLOISTER_MODELS": "/x"}
+    [finding] = check_object_store(read_settings(names))
+    assert finding.result is Result.FAILED
+    assert "s3:DeleteObjectVersion" in finding.message
     versioned.client.delete_bucket_policy(Bucket=versioned.name)
 
 

@@ -51,7 +51,7 @@ def search_now(stack: Stack, **options: Any) -> None:
 
 
 def keys(stack: Stack) -> list[str]:
-    return list(stack.store.keys(""))
+    return [key for key in stack.store.keys("") if not key.startswith("stacks/")]
 
 
 def receipts(pool: Pool) -> list[Receipt]:
@@ -210,6 +210,22 @@ def test_orphan_whose_deletion_crashed_gets_its_receipt(pool: Pool, tmp_path: Pa
     search_now(Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path))
     [receipt] = receipts(pool)
     assert receipt.deletion.sha256 == hashlib.sha256(SECRET.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_stack_with_another_database_does_not_lose_its_objects(stack: Stack, *, is_first: bool) -> None:
+    stack.store.put("files/a", [b"of the other database"])
+    age(stack, "files/a")
+    if not is_first:
+        search(stack.backends, Event())  # the first day of this one
+    stack.store.put("stacks/0a", [])
+    for _ in range(2):
+        search_now(stack)
+    assert keys(stack) == ["files/a"]
+    assert stack.sql("SELECT due_at > now() + interval '5 h' AS rests FROM orphan_search") == [{"rests": True}]
+    stack.store.delete("stacks/0a")
+    search_now(stack)
+    assert keys(stack) == []
 
 
 def test_new_database_deletes_no_objects_on_its_first_day(stack: Stack) -> None:
@@ -489,6 +505,25 @@ def test_keys_of_a_project_are_refused_once_its_erasure_began(
     with pytest.raises(openai.AuthenticationError):
         client.files.list()
     assert find_project(api_pool, project.id).name == project.id
+
+
+def test_erasure_is_confirmed_and_followed_on_the_command_line(
+    stack: Stack, database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLOISTER_DATABASE_URL", database_url)
+    project = create_project(stack.pool, "research")
+
+    def run(*arguments: str) -> str:
+        with contextlib.suppress(SystemExit):
+            main(["projects", "delete", *arguments])
+        output = capsys.readouterr()
+        return output.out + output.err
+
+    assert "--erase" in run("research")
+    assert find_project(stack.pool, "research") == project
+    assert f"erasing {project.id}" in run("research", "--erase", "--no-wait")
+    sweep(stack.backends, Event())
+    assert "there is no project" in run(project.id, "--erase")
 
 
 def test_plan_of_an_erased_batch_is_deleted_after_the_urls_of_its_job(stack: Stack) -> None:

@@ -18,10 +18,11 @@ END $$;
 CREATE TRIGGER receipts_only_grow BEFORE UPDATE OR DELETE OR TRUNCATE ON receipts
     FOR EACH STATEMENT EXECUTE FUNCTION refuse_receipt_change();
 
--- One row. The first search waits for a day, so that a stack whose database was created anew by mistake keeps its
--- objects until then.
+-- One row. The first search waits for a day, so that stacks that share an object store by mistake know of each other
+-- before one of them deletes anything.
 CREATE TABLE orphan_search (
     only_row  boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    stack_id  text NOT NULL DEFAULT replace(gen_random_uuid()::text, '-', ''),
     due_at    timestamptz NOT NULL,
     last_key  text NOT NULL DEFAULT ''     -- where an interrupted search goes on; empty before its start
 );

@@ -1,7 +1,7 @@
 -- The search for objects that belong to nothing; see service.reconciler.orphans.
 
--- name: due_orphan_search
-SELECT last_key FROM orphan_search WHERE due_at <= now()
+-- name: orphan_search
+SELECT stack_id, last_key, due_at <= now() AS is_due FROM orphan_search
 
 -- name: record_orphan_search
 UPDATE orphan_search SET last_key = %(last_key)s, due_at = now() + make_interval(secs => %(pause_s)s)
