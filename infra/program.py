@@ -80,6 +80,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         owner=postgres.owner,
         service_key=store.service,
         encryption_keys=config.secret("encryption_keys"),
+        receipt_key=config.secret("receipt_key"),
         weights_key=store.job if file.model_weights.kind == "object_store" else None,
         http_engine_api_key=config.secret("http_engine_api_key") if "http_engine_api_key" in config.secrets else None,
         opts=after(*foundation),

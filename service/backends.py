@@ -6,6 +6,7 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Final
 
 from cryptography.fernet import MultiFernet
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from service.db import Pool
 from service.model_catalogue import Catalogue
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from service.oidc.tokens import Issuer
 
 DEFAULT_RETENTION_S: Final = 30 * 24 * 3600
+DEFAULT_ORPHAN_AGE_S: Final = 24 * 3600
 DEFAULT_MAX_TRANSFERS_PER_KEY: Final = 16
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
@@ -38,6 +40,8 @@ class Backends:
         max_key_lifetime: how long after its creation an API key expires at the latest; None for no limit.
         oidc: the issuer whose tokens people sign in with; None for API keys only.
         webhook_networks: networks that webhooks may be sent to besides public addresses.
+        receipt_key: signs the receipts of deletions. A process that deletes nothing needs no lasting one.
+        orphan_age_s: seconds after which an object that belongs to nothing is deleted.
     """
 
     pool: Pool
@@ -51,3 +55,5 @@ class Backends:
     max_key_lifetime: timedelta | None = None
     oidc: "Issuer | None" = None
     webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
+    receipt_key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
+    orphan_age_s: int = DEFAULT_ORPHAN_AGE_S

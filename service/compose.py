@@ -9,24 +9,32 @@ from service.backends import Backends
 from service.db import open_pool
 from service.model_catalogue import load_catalogue
 from service.oidc.tokens import Issuer
+from service.receipts import read_key
 from service.settings import Settings
 from service.stored_secrets import read_encryption_keys
 from service.workspace import Workspace
 
 
 @contextlib.contextmanager
-def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[Backends]:
+def open_backends(settings: Settings, *, max_connections: int = 10, deletes: bool = True) -> Iterator[Backends]:
     """Open the database, the object store and the model catalogue, and close them on exit.
 
     The database and S3 may still be unreachable.
 
+    Args:
+        settings: the settings of the service.
+        max_connections: the most connections to the database.
+        deletes: whether the process deletes content, and so needs the key that signs receipts.
+
     Raises:
-        SettingsError: the model catalogue or the file of encryption keys is invalid.
+        SettingsError: the model catalogue or the file of encryption keys is invalid, or the process deletes and has no
+            key for receipts.
         KeysError: the public keys in ``CLOISTER_OIDC`` cannot be used.
         ObjectStoreError: the directory of the object store cannot be created.
     """
     catalogue = load_catalogue(settings.models_path)
     keys = read_encryption_keys(settings.encryption_keys_file) if settings.encryption_keys_file else None
+    receipt_key = {"receipt_key": read_key(settings.receipt_key_file)} if deletes else {}
     store = open_object_store(settings.object_store)
     with open_pool(settings.database_url, max_size=max_connections) as pool:
         yield Backends(
@@ -41,4 +49,6 @@ def open_backends(settings: Settings, *, max_connections: int = 10) -> Iterator[
             max_key_lifetime=settings.max_key_lifetime,
             oidc=Issuer(settings.oidc) if settings.oidc else None,
             webhook_networks=settings.webhook_networks,
+            orphan_age_s=settings.orphan_age_hours * 3600,
+            **receipt_key,
         )

@@ -3,7 +3,8 @@
 CloisterError
 ├── SettingsError            a setting or the model catalogue is invalid
 ├── ObjectStoreError         the object store is unreachable or refused the request
-│   └── ObjectNotFoundError  the key does not exist
+│   ├── ObjectNotFoundError  the key does not exist
+│   └── ObjectVersionsError  the store keeps versions that the service cannot delete
 ├── LauncherError            Ray is unreachable or refused the job
 │   └── LaunchRefusedError   the job cannot run as it is
 └── ApiError                 an answer to a client: HTTP status, type, code and param
@@ -31,6 +32,10 @@ class ObjectStoreError(CloisterError):
 
 class ObjectNotFoundError(ObjectStoreError):
     """The object store has no object with this key."""
+
+
+class ObjectVersionsError(ObjectStoreError):
+    """The object store keeps versions of objects that the service cannot delete. The message includes advice."""
 
 
 class LauncherError(CloisterError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
@@ -14,6 +15,14 @@ class StoredObject:
 
     size_bytes: int
     sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedObject:
+    """Key of an object in a listing, and the aware time of its last change."""
+
+    key: str
+    modified_at: datetime
 
 
 class ObjectStore(Protocol):
@@ -35,8 +44,27 @@ class ObjectStore(Protocol):
         """Yield every key that starts with ``prefix``, in lexical order."""
         ...
 
-    def delete(self, key: str) -> None:
-        """Delete an object. A missing key is not an error."""
+    def objects(self, prefix: str, *, after: str = "") -> Iterator[ListedObject]:
+        """Yield every object whose key starts with ``prefix`` and comes after ``after``, in lexical order.
+
+        A bucket with versioning also yields the keys of which only hidden versions are left. Memory does not grow with
+        the number of objects.
+        """
+        ...
+
+    def delete(self, key: str) -> tuple[str, ...]:
+        """Delete an object with all of its versions. A missing key is not an error.
+
+        Returns:
+            The ids of the deleted versions; none if the store keeps no versions.
+
+        Raises:
+            ObjectVersionsError: the store keeps a version that it does not let the service delete.
+        """
+        ...
+
+    def abort_uploads(self, prefix: str, *, before: datetime) -> int:
+        """Delete what uploads that began before a time and never ended have left. Return their number."""
         ...
 
     def location(self) -> ObjectStoreLocation:
@@ -55,7 +83,7 @@ class ObjectStore(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise ObjectStoreError unless the store answers."""
+        """Raise ObjectStoreError unless the store answers, and lets the service delete every version of an object."""
         ...
 
 

@@ -134,6 +134,48 @@ def set_project(pool: Pool, project: Project, changes: dict[str, int | None]) ->
         audit(connection, "project.updated", project_id=project.id, object_id=project.id, data=dict(changes))
 
 
+def erase_project(pool: Pool, project: Project) -> bool:
+    """Refuse a project's keys from now on, and have the reconciler delete everything in it, and then the project.
+
+    The audit log and the receipts stay. The name is free at once, and the project is found by its id only.
+
+    Returns:
+        False if its erasure began before.
+    """
+    with pool.connection() as connection:
+        if connection.execute(query("start_erasure"), {"id": project.id}).fetchone() is None:
+            return False
+        connection.execute(query("remove_endpoints_of_project"), {"id": project.id})
+        audit(connection, "project.archived", project_id=project.id, object_id=project.id, data={"erase": True})
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureProgress:
+    """What is left of a project that is being erased.
+
+    Attributes:
+        open_batches: batches that are being cancelled.
+        batches: all batches.
+        files: all files.
+        jobs: jobs of the project that still run.
+        urls_expire_at: when the last URL that its jobs may hold has expired; None without such URLs. Its batches are
+            deleted then.
+    """
+
+    open_batches: int
+    batches: int
+    files: int
+    jobs: int
+    urls_expire_at: datetime | None
+
+
+def erasure_progress(pool: Pool, project: Project) -> ErasureProgress | None:
+    """Return what is left of a project that is being erased, or None once it is gone."""
+    with pool.connection() as connection:
+        return fetch_optional(connection, ErasureProgress, "erasure_progress", {"id": project.id})
+
+
 def archive_project(pool: Pool, project: Project) -> bool:
     """Refuse a project's keys from now on; its batches continue. Return False if it was archived before.
 

@@ -147,6 +147,11 @@ class Settings(BaseSettings):
     # Storage.
     retention_days: int = Field(30, ge=1, le=3_650, validation_alias="CLOISTER_RETENTION_DAYS")
     """The most days for which files and ended batches are kept. A project can set another time."""
+    orphan_age_hours: int = Field(24, ge=6, le=87_600, validation_alias="CLOISTER_ORPHAN_AGE_HOURS")
+    """Hours after which the reconciler deletes objects that belong to no file and no batch, and unfinished uploads.
+    Longer than every upload, lease and signed URL."""
+    receipt_key_file: Path | None = Field(None, validation_alias="CLOISTER_RECEIPT_KEY_FILE")
+    """File with the private key that signs deletion receipts, for API and reconciler: 64 hexadecimal digits."""
     workspace_gib: int = Field(0, ge=0, le=100_000, validation_alias="CLOISTER_WORKSPACE_GIB")
     """Disk below TMPDIR of each process, in GiB: for uploads and partial results in the API, and for batches that are
     planned or assembled at the same time in the reconciler; 0 for all of the disk."""

@@ -59,6 +59,15 @@ def database_url(postgres_server_url: str, _template_database: str) -> Iterator[
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="session")
+def receipt_key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The key with which processes of the service sign receipts."""
+    path = tmp_path_factory.mktemp("receipts") / "key"
+    path.write_text("5f" * 32)
+    path.chmod(0o600)
+    return str(path)
+
+
 @pytest.fixture
 def pool(database_url: str) -> Iterator[Pool]:
     """A pool on a fresh database."""

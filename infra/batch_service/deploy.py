@@ -64,7 +64,12 @@ def deploy_batch_service(
         log_level=file.log_level,
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],
         credentials_digest=secret_digest(
-            encryption_keys, postgres.owner.password, key.access_key_id, key.secret_access_key, encryption_keys
+            encryption_keys,
+            postgres.owner.password,
+            key.access_key_id,
+            key.secret_access_key,
+            encryption_keys,
+            config.secret("receipt_key"),
         ),
     )
     return BatchService(

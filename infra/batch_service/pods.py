@@ -93,7 +93,7 @@ def api_pod(settings: ServiceSettings) -> dict[str, Any]:
         tmp=f"{settings.workspace_gib}Gi",
         disk=f"{settings.workspace_gib + 1}Gi",
         config_maps={},
-        secrets=(*_LOGINS, credentials.ENCRYPTION_KEYS),
+        secrets=(*_LOGINS, credentials.ENCRYPTION_KEYS, credentials.RECEIPT_KEY),
     )
 
 
@@ -118,7 +118,7 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
         tmp=f"{settings.workspace_gib}Gi",
         disk=f"{settings.workspace_gib + 1}Gi",
         config_maps={JOB_TEMPLATES: _TEMPLATES_DIRECTORY},
-        secrets=(*_LOGINS, credentials.ENCRYPTION_KEYS),
+        secrets=(*_LOGINS, credentials.ENCRYPTION_KEYS, credentials.RECEIPT_KEY),
     )
     template["spec"]["automountServiceAccountToken"] = True
     return template
@@ -223,6 +223,8 @@ def _pod(
     environment = {"TMPDIR": _TMP, **credentials.ENVIRONMENT, **container["env"]}
     if credentials.ENCRYPTION_KEYS in secrets:
         environment["CLOISTER_ENCRYPTION_KEYS_FILE"] = credentials.ENCRYPTION_KEYS_FILE
+    if credentials.RECEIPT_KEY in secrets:
+        environment["CLOISTER_RECEIPT_KEY_FILE"] = credentials.RECEIPT_KEY_FILE
     copy_credentials, credentials_volumes = credentials.pod_fields(
         settings.image, secrets, has_ca_bundle=settings.has_ca_bundle
     )

@@ -55,6 +55,12 @@ _KEYS: Final = (
         example="$(openssl rand -base64 32)",
     ),
     SecretKey(
+        name="receipt_key",
+        meaning="private key that signs deletion receipts, 64 hexadecimal digits; keep it as long as the stack",
+        needed="always",
+        example="$(openssl rand -hex 32)",
+    ),
+    SecretKey(
         name="object_store_job_secret_access_key",
         meaning="secret half of the key that copies weights",
         needed="with `object_store.job_access_key_id`",
@@ -132,6 +138,10 @@ def secret_problems(
     if keys != [SHOWN_SECRET] and not is_valid:
         command = SECRET_KEYS["encryption_keys"].command
         yield f"encryption_keys: each key must be 32 bytes in base64; set a new stack's first key with `{command}`"
+    receipt_key = secrets.get("receipt_key", SHOWN_SECRET).strip()
+    if receipt_key != SHOWN_SECRET and not re.fullmatch(r"[0-9a-fA-F]{64}", receipt_key):
+        command = SECRET_KEYS["receipt_key"].command
+        yield f"receipt_key: must be 64 hexadecimal digits; set it with `{command}`"
     kubernetes: KubernetesSection | None = sections.get("kubernetes")
     if kubernetes and kubernetes.kubeconfig and "kubeconfig" in secrets:
         yield "kubernetes.kubeconfig: the secret kubeconfig is set too; keep one of the two"

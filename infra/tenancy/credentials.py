@@ -21,6 +21,8 @@ DATABASE_LOGIN: Final = "database-credentials"
 OBJECT_STORE_LOGIN: Final = "object-store-credentials"
 ENCRYPTION_KEYS: Final = "encryption-keys"
 """Secret with the keys that encrypt secrets in the database; API, reconciler and migrations mount it."""
+RECEIPT_KEY: Final = "receipt-key"
+"""Secret with the key that signs deletion receipts, and the name of its file; API and reconciler mount it."""
 WEIGHTS_LOGIN: Final = "weights-credentials"
 """Secret with the key of the object store that the program which copies weights mounts, in the jobs' namespace."""
 HTTP_ENGINE_LOGIN: Final = "http-engine"
@@ -33,6 +35,7 @@ ENVIRONMENT: Final = {
 }
 """Environment variables of the service with the paths of the files."""
 ENCRYPTION_KEYS_FILE: Final = f"{DIRECTORY}/encryption_keys"
+RECEIPT_KEY_FILE: Final = f"{DIRECTORY}/{RECEIPT_KEY}"
 
 _VOLUME: Final = "credentials"
 VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True}
@@ -116,6 +119,7 @@ class Credentials(pulumi.ComponentResource):
         owner: the service's role, which owns the schema.
         service_key: the service's key of the object store.
         encryption_keys: keys that encrypt secrets in the database.
+        receipt_key: the key that signs deletion receipts.
         weights_key: the key that copies weights from the object store; None if the weights are elsewhere.
         http_engine_api_key: key of the http engine's endpoints; None if they require none.
         opts: options of the component.
@@ -131,6 +135,7 @@ class Credentials(pulumi.ComponentResource):
         owner: DatabaseLogin,
         service_key: ObjectStoreLogin,
         encryption_keys: pulumi.Input[str],
+        receipt_key: pulumi.Input[str],
         weights_key: ObjectStoreLogin | None,
         http_engine_api_key: pulumi.Input[str] | None = None,
         opts: pulumi.ResourceOptions | None = None,
@@ -140,6 +145,7 @@ class Credentials(pulumi.ComponentResource):
             (names.service_namespace, DATABASE_LOGIN, {"pgpass": owner.pgpass_line()}),
             (names.service_namespace, OBJECT_STORE_LOGIN, {"aws": service_key.aws_file()}),
             (names.service_namespace, ENCRYPTION_KEYS, {"encryption_keys": pulumi.Output.secret(encryption_keys)}),
+            (names.service_namespace, RECEIPT_KEY, {RECEIPT_KEY: pulumi.Output.secret(receipt_key)}),
         ]
         if weights_key is not None:
             contents.append((names.jobs_namespace, WEIGHTS_LOGIN, {"aws": weights_key.aws_file()}))

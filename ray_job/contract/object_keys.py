@@ -7,12 +7,16 @@ batches/{batch_id}/prompt_rules.json  how the engine of its job counts prompts
 batches/{batch_id}/measurement.json   what its job measured
 jobs/{job_id}/prompt_rules.json       how the engine of a job counts prompts
 prompt_rules/{model_key}.json         how the engines of a model count prompts, which jobs cannot write
+stacks/{stack_id}                     a mark of each database that these objects belong to; empty
 """
 
 import hashlib
 import re
 import secrets
 from collections.abc import Sequence
+
+STACKS_PREFIX = "stacks/"
+"""Prefix of the marks of databases."""
 
 
 def file_key(file_id: str) -> str:
@@ -53,6 +57,11 @@ def measurement_key(batch_id: str) -> str:
 def prompt_rules_key(model_key: str) -> str:
     """Return the key of the prompt rules of a model, by the digest of its settings."""
     return f"prompt_rules/{model_key}.json"
+
+
+def stack_key(stack_id: str) -> str:
+    """Return the key of the mark of a database."""
+    return f"{STACKS_PREFIX}{stack_id}"
 
 
 def part_key(batch_id: str, lines: Sequence[int]) -> str:

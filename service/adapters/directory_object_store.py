@@ -6,17 +6,21 @@ all, even after a power failure. Names that start with a dot are never objects.
 
 import contextlib
 import hashlib
+import heapq
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.errors import ObjectNotFoundError, ObjectStoreError
-from service.ports import StoredObject
+from service.ports import ListedObject, StoredObject
 
 _CHUNK_BYTES = 1 << 20
 _STAGING = ".staging"
+# Names of a directory that are in memory at a time. A directory with more of them is read several times.
+_NAMES = 100_000
 _NO_SUCH_OBJECT = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -116,34 +120,66 @@ class DirectoryObjectStore:
 
     def keys(self, prefix: str) -> Iterator[str]:
         """See ``service.ports.ObjectStore.keys``. Reads only the directories that can hold such keys."""
+        yield from self._keys_after(prefix, "")
+
+    def objects(self, prefix: str, *, after: str = "") -> Iterator[ListedObject]:
+        """See ``service.ports.ObjectStore.objects``."""
+        for key in self._keys_after(prefix, after):
+            with contextlib.suppress(ObjectNotFoundError), _translated(f"list the object {key!r}"):
+                modified_s = (self._root / key).stat().st_mtime
+                yield ListedObject(key=key, modified_at=datetime.fromtimestamp(modified_s, UTC))
+
+    def _keys_after(self, prefix: str, after: str) -> Iterator[str]:
         parent, _, start = prefix.rpartition("/")
         if parent:
             check_key(parent)
-        yield from self._keys_below(parent, start)
-
-    def _keys_below(self, parent: str, start: str) -> Iterator[str]:
-        try:
-            with _translated(f"list the objects below {parent!r}"), os.scandir(self._root / parent) as entries:
-                # A directory sorts with its slash, so that "a.b" comes before "a/b", as in S3.
-                names = sorted(
-                    entry.name + ("/" if entry.is_dir() else "")
-                    for entry in entries
-                    if entry.name.startswith(start) and not entry.name.startswith(".")
-                )
-        except ObjectNotFoundError:
-            return
         base = f"{parent}/" if parent else ""
-        for name in names:
+        for name in self._names(parent, start, after.removeprefix(base) if after.startswith(base) else ""):
             if name.endswith("/"):
-                yield from self._keys_below(base + name.removesuffix("/"), "")
-            else:
+                yield from self._keys_after(base + name, after)
+            elif base + name > after:
                 yield base + name
 
-    def delete(self, key: str) -> None:
+    def _names(self, parent: str, start: str, after: str) -> Iterator[str]:
+        """Yield the names in a directory from ``after`` on, in order, those of directories with a slash."""
+        last = ""
+        while True:
+            try:
+                with _translated(f"list the objects below {parent!r}"), os.scandir(self._root / parent) as entries:
+                    # A directory sorts with its slash, so that "a.b" comes before "a/b", as in S3.
+                    found = (
+                        entry.name + ("/" if entry.is_dir() else "")
+                        for entry in entries
+                        if entry.name.startswith(start) and not entry.name.startswith(".")
+                    )
+                    names = heapq.nsmallest(
+                        _NAMES, (name for name in found if name > last and (name >= after or after.startswith(name)))
+                    )
+            except ObjectNotFoundError:
+                return
+            yield from names
+            if len(names) < _NAMES:
+                return
+            last = names[-1]
+
+    def delete(self, key: str) -> tuple[str, ...]:
         """See ``service.ports.ObjectStore.delete``."""
         check_key(key)
         with contextlib.suppress(ObjectNotFoundError), _translated(f"delete the object {key!r}"):
             (self._root / key).unlink()
+        return ()
+
+    def abort_uploads(self, prefix: str, *, before: datetime) -> int:
+        """Delete old files that never became objects: those of this class, and those of jobs below the prefix."""
+        aborted = 0
+        for parent in (self._root / _STAGING, self._root / prefix):
+            for directory, _, names in os.walk(parent):
+                for path in (Path(directory, name) for name in names if parent.name == _STAGING or name[0] == "."):
+                    with contextlib.suppress(ObjectNotFoundError), _translated(f"delete the unfinished {path.name}"):
+                        if path.stat().st_mtime < before.timestamp():
+                            path.unlink()
+                            aborted += 1
+        return aborted
 
     def read_url(self, key: str, *, expires_s: int) -> str:
         """See ``service.ports.ObjectStore.read_url``."""

@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from threading import Lock
 from urllib.parse import quote
 
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.adapters.directory_object_store import check_key
 from service.errors import ObjectNotFoundError
-from service.ports import StoredObject
+from service.ports import ListedObject, StoredObject
 
 _CHUNK_BYTES = 1 << 20
 
@@ -18,6 +19,7 @@ class MemoryObjectStore:
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
+        self._modified_at: dict[str, datetime] = {}
         self._lock = Lock()
 
     def put(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
@@ -26,6 +28,7 @@ class MemoryObjectStore:
         content = b"".join(chunks)
         with self._lock:
             self._objects[key] = content
+            self._modified_at[key] = datetime.now(UTC)
         return StoredObject(size_bytes=len(content), sha256=hashlib.sha256(content).digest())
 
     def read(self, key: str, *, start: int = 0) -> Iterator[bytes]:
@@ -44,11 +47,23 @@ class MemoryObjectStore:
             found = sorted(key for key in self._objects if key.startswith(prefix))
         yield from found
 
-    def delete(self, key: str) -> None:
+    def objects(self, prefix: str, *, after: str = "") -> Iterator[ListedObject]:
+        """See ``service.ports.ObjectStore.objects``."""
+        for key in self.keys(prefix):
+            if key > after:
+                yield ListedObject(key=key, modified_at=self._modified_at[key])
+
+    def delete(self, key: str) -> tuple[str, ...]:
         """See ``service.ports.ObjectStore.delete``."""
         check_key(key)
         with self._lock:
             self._objects.pop(key, None)
+        return ()
+
+    def abort_uploads(self, prefix: str, *, before: datetime) -> int:
+        """Return 0: an object is written at once."""
+        del prefix, before
+        return 0
 
     def read_url(self, key: str, *, expires_s: int) -> str:
         """Return ``memory:///`` and the quoted key, which only tests can read."""

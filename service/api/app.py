@@ -16,6 +16,7 @@ from service.api.queue_positions import QueuePositions
 from service.api.routes import (
     audit_logs,
     batches,
+    deletion_receipts,
     estimates,
     events,
     files,
@@ -77,6 +78,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
         jobs,
         models,
         audit_logs,
+        deletion_receipts,
         webhook_endpoints,
         health,
         metrics,

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,8 @@ from service.projects import (
     archive_project,
     create_project,
     ensure_default_project,
+    erase_project,
+    erasure_progress,
     find_project,
     list_projects,
     set_project,
@@ -39,6 +42,7 @@ webhooks = typer.Typer(help="Manage the webhook endpoints of a stack.", no_args_
 secrets = typer.Typer(help="Manage the encryption of the secrets in a stack's database.", no_args_is_help=True)
 
 _DAY_S: Final = 24 * 3600
+_PROGRESS_INTERVAL_S: Final = 2.0
 _MAX_DIGITS: Final = 19
 _MAX_KEY_DAYS: Final = re.compile(r"[1-9]\d{0,4}")
 # The largest value of each column of the table projects.
@@ -279,6 +283,43 @@ def archive(
     with stack_database(data_dir) as pool:
         archive_project(pool, find_project(pool, name))
     print(f"archived {name}")
+
+
+@projects.command("delete")
+def delete(
+    name: Annotated[str, typer.Argument(help="The project, by name or id.")],
+    *,
+    erase: Annotated[bool, typer.Option("--erase", help="Confirm that everything in it is deleted for ever.")] = False,
+    wait: Annotated[bool, typer.Option(help="Show the progress until the project is gone.")] = True,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Erase a project: batches, files, results, webhooks, keys. Audit log and receipts stay.
+
+    The reconciler does it in the background, also after an interruption. It takes up to an hour
+    longer than the project's jobs, whose URLs must expire first. Run the command again with the
+    id of the project to see the progress.
+    """
+    if not erase:
+        raise typer.BadParameter(
+            "give --erase to delete everything in the project; `cloister projects archive` refuses its keys only"
+        )
+    with stack_database(data_dir) as pool:
+        project = find_project(pool, name)
+        is_new = erase_project(pool, project)
+        print(f"{'erasing' if is_new else 'still erasing'} {project.id}", flush=True)
+        shown = ""
+        while wait and (left := erasure_progress(pool, project)) is not None:
+            text = (
+                f"left: {left.open_batches} open batches, {left.batches} batches, {left.files} files, {left.jobs} jobs"
+            )
+            if left.urls_expire_at:
+                text += f"; URLs of jobs expire at {left.urls_expire_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+            if text != shown:
+                print(text, flush=True)
+            shown = text
+            time.sleep(_PROGRESS_INTERVAL_S)
+    if wait:
+        print(f"erased {project.id}")
 
 
 @webhooks.command("create")

@@ -13,6 +13,7 @@ from service.cli import admin
 from service.cli.batches import cancel, pause, resume, status, watch
 from service.cli.doctor import doctor
 from service.cli.options import DEFAULT_DATA_DIR, DataDir
+from service.cli.receipts import receipts, verify_receipt
 from service.cli.results import results
 from service.cli.submit import submit, validate
 from service.cli.top import top
@@ -71,6 +72,8 @@ app.add_typer(admin.projects, name="projects")
 app.add_typer(admin.webhooks, name="webhooks")
 app.add_typer(admin.secrets, name="secrets")
 app.command()(admin.audit)
+app.add_typer(receipts, name="receipts")
+app.command()(verify_receipt)
 app.command()(doctor)
 
 

@@ -21,7 +21,7 @@ def main() -> int:
     try:
         settings = read_settings(os.environ)
         configure_logging(settings.log_level)
-        with open_backends(settings) as backends:
+        with open_backends(settings, deletes=False) as backends:
             app = create_app(backends)
             config = uvicorn.Config(
                 app,

@@ -17,7 +17,7 @@ from service.adapters.open_object_store import open_object_store
 from service.adapters.rayjob_templates import load_templates, rayjob
 from service.db import migrations, query
 from service.doctor.findings import ClusterError, Finding
-from service.errors import LauncherError, ObjectNotFoundError, ObjectStoreError, SettingsError
+from service.errors import LauncherError, ObjectNotFoundError, ObjectStoreError, ObjectVersionsError, SettingsError
 from service.model_catalogue import Catalogue
 from service.ports import ObjectStore
 from service.settings import Settings
@@ -130,6 +130,8 @@ def check_object_store(settings: Settings) -> Iterator[Finding]:
     where = location.root if location.kind == "directory" else f"s3://{location.bucket}/{location.prefix}{endpoint}"
     try:
         problems = try_object(open_object_store(location), f"{PREFIX}{secrets.token_hex(8)}")
+    except ObjectVersionsError as error:
+        problems = [str(error)]
     except ObjectStoreError as error:
         advice = next((text for code, text in _ADVICE.items() if str(error).endswith(code)), "see the store's log")
         problems = [f"{error}; {advice}"]
@@ -149,6 +151,7 @@ def try_object(store: ObjectStore, key: str) -> list[str]:
     Raises:
         ObjectStoreError: the store refuses a request or does not answer.
     """
+    store.check()
     chunks = (bytes(min(_CHUNK_BYTES, SIZE_BYTES - start)) for start in range(0, SIZE_BYTES, _CHUNK_BYTES))
     try:
         stored = store.put(key, chunks)

@@ -93,6 +93,11 @@ class Layout:
         return self.data_dir / "client.env"
 
     @property
+    def receipt_key(self) -> Path:
+        """The private key that signs deletion receipts."""
+        return self.data_dir / "receipt-key"
+
+    @property
     def logs(self) -> Path:
         """The directory of the logs, one for each child."""
         return self.data_dir / "logs"

@@ -1,6 +1,7 @@
 """Starts the whole stack in order, keeps it running, and stops it."""
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -89,6 +90,7 @@ class Plan:
             "CLOISTER_OBJECT_STORE": self.layout.objects.as_uri(),
             "CLOISTER_MODELS": str(self.models_file),
             "CLOISTER_ENCRYPTION_KEYS_FILE": str(self.layout.encryption_keys),
+            "CLOISTER_RECEIPT_KEY_FILE": str(self.layout.receipt_key),
             "CLOISTER_HOST": "127.0.0.1",
             "CLOISTER_PORT": str(self.port),
             "CLOISTER_RAY_ADDRESS": f"http://127.0.0.1:{self.ray_port}",
@@ -205,6 +207,8 @@ def start(plan: Plan, supervisor: Supervisor, stopping: Event, report: Callable[
 
     report("starting Postgres and Ray")
     ray_head.make_token(plan.layout)
+    if not plan.layout.receipt_key.exists():
+        write_private_file(plan.layout.receipt_key, f"{secrets.token_hex(32)}\n")
     supervisor.start(plan.ray_child())
     supervisor.start(plan.postgres_child())
     if not wait_for("Postgres", lambda: postgres.answers(plan.layout), POSTGRES_TIMEOUT_S):

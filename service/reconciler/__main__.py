@@ -45,6 +45,8 @@ def main() -> int:
                 retention_s=opened.retention_s,
                 webhook_networks=opened.webhook_networks,
                 encryption_keys=opened.encryption_keys,
+                receipt_key=opened.receipt_key,
+                orphan_age_s=opened.orphan_age_s,
                 stopping=stopping,
             )
             if settings.health_port:

@@ -53,7 +53,10 @@ class Metrics:
             "cloister_webhook_deliveries", "Attempts to deliver a webhook, by outcome", ["outcome"], registry=registry
         )
         self.removals = Counter(
-            "cloister_retention_removals", "Files and batches that retention deleted", ["object"], registry=registry
+            "cloister_retention_removals",
+            "Files, batches, projects, orphans and unfinished uploads that were deleted in the background",
+            ["object"],
+            registry=registry,
         )
 
 

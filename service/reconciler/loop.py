@@ -23,6 +23,7 @@ from service.errors import LauncherError, ObjectStoreError
 from service.logging import error_text
 from service.reconciler.backends import Backends
 from service.reconciler.jobs import PASS_LIMIT, advance_job, create_jobs, jobs_to_advance
+from service.reconciler.orphans import keep_searching
 from service.reconciler.retention import keep_sweeping
 from service.reconciler.retrying_store import RetryingStore
 from service.reconciler.steps import advance
@@ -86,13 +87,14 @@ def run(backends: Backends, database_url: str) -> None:
 
 
 def _lead(backends: Backends, connection: psycopg.Connection) -> None:
-    """Run passes until the process stops, with retention and webhook deliveries each in its own thread."""
+    """Run passes until the process stops, with retention, orphans and webhook deliveries each in its own thread."""
     logger.info("reconciler.leading")
     connection.execute("LISTEN batches")
     leader, beat_at = f"{socket.gethostname()}:{os.getpid()}", 0.0
     over = Event()
     threads = [
-        Thread(target=work, args=(backends, over), name=work.__name__) for work in (keep_sweeping, keep_delivering)
+        Thread(target=work, args=(backends, over), name=work.__name__)
+        for work in (keep_sweeping, keep_searching, keep_delivering)
     ]
     for thread in threads:
         thread.start()

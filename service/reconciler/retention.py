@@ -3,8 +3,9 @@
 Objects that a job wrote for a batch after its end are deleted an hour later: a job that has lost its leases without
 noticing it holds URLs that are still valid.
 
-Each deletion of a file or batch adds a row to the audit log, in the same transaction. The object of a file is deleted
-before its row, so the row exists as long as something is left to delete; deleting an object twice is harmless.
+Each deletion of a file or batch adds a row to the audit log and a receipt, in the same transaction. The object of a
+file is deleted before its row, so the row exists as long as something is left to delete; deleting an object twice is
+harmless. Projects that are erased are kept no longer at all: see ``service.reconciler.erasure``.
 """
 
 from threading import Event
@@ -17,7 +18,10 @@ from ray_job.contract.object_keys import batch_prefix, file_key
 from service.db import query
 from service.errors import ObjectStoreError
 from service.logging import error_text
+from service.projects import OPERATOR
+from service.receipts import remove_file, write_receipt
 from service.reconciler.backends import Backends
+from service.reconciler.erasure import REASON, finish_erasures, stop_work
 
 logger = structlog.get_logger(__name__)
 
@@ -48,6 +52,7 @@ def sweep(backends: Backends, over: Event) -> None:
     """
     with backends.pool.connection() as connection:
         connection.execute(query("shorten_expiries"), {"retention_s": backends.retention_s})
+    stop_work(backends.pool)
     failed: list[str] = []
     while not over.is_set():
         with backends.pool.connection() as connection:
@@ -61,18 +66,31 @@ def sweep(backends: Backends, over: Event) -> None:
         if len(rows) < _CHUNK or len(failed) >= _CHUNK:
             break
     _delete_leftovers(backends, over)
+    _remove_batches(backends, over)
+    finish_erasures(backends, over)
+    with backends.pool.connection() as connection:
+        connection.execute(query("remove_old_deliveries"), {"limit": _CHUNK * _CHUNK})
+
+
+def _remove_batches(backends: Backends, over: Event) -> None:
     values = {"retention_s": backends.retention_s, "limit": _CHUNK}
     while not over.is_set():
         with backends.pool.connection() as connection:
-            ids = [row["id"] for row in connection.execute(query("batches_to_remove"), values)]
-            removed = connection.execute(query("remove_batches"), {"ids": ids}).fetchall() if ids else []
-        for row in removed:
-            logger.info("batch.deleted", batch_id=row["id"], actor=ACTOR)
-        backends.metrics.removals.labels(object="batch").inc(len(removed))
-        if len(removed) < _CHUNK:
+            rows = connection.execute(query("batches_to_remove"), values).fetchall()
+            for is_erased in (False, True):
+                ids = [row["id"] for row in rows if row["is_erased"] is is_erased]
+                actor, reason = (OPERATOR, REASON) if is_erased else (ACTOR, "expired")
+                removed = connection.execute(query("remove_batches"), {"ids": ids, "actor": actor}).fetchall()
+                for row in removed:
+                    ids_of_row = {"object_id": row["id"], "project_id": row["project_id"]}
+                    write_receipt(
+                        connection, backends.receipt_key, kind="batch", actor=actor, reason=reason, **ids_of_row
+                    )
+        for row in rows:
+            logger.info("batch.deleted", batch_id=row["id"])
+        backends.metrics.removals.labels(object="batch").inc(len(rows))
+        if len(rows) < _CHUNK:
             break
-    with backends.pool.connection() as connection:
-        connection.execute(query("remove_old_deliveries"), {"limit": _CHUNK * _CHUNK})
 
 
 def _delete_leftovers(backends: Backends, over: Event) -> None:
@@ -108,12 +126,23 @@ def _remove_file(backends: Backends, file_id: str) -> bool:
         if use is None or use["in_use"]:
             return False
         try:
-            backends.store.delete(file_key(file_id))
+            versions = backends.store.delete(file_key(file_id))
         except ObjectStoreError as error:
             logger.warning("retention.store_refused", file_id=file_id, error=str(error))
             return False
-        reason = "expired" if row["deleted_by"] is None else f"deleted by {row['deleted_by']} while a batch read it"
-        connection.execute(query("remove_file"), {"id": file_id, "actor": ACTOR, "reason": reason})
-    logger.info("file.deleted", file_id=file_id, actor=ACTOR)
+        actor, client = (OPERATOR if row["is_erased"] else ACTOR), row["deleted_by"]
+        reason = REASON if row["is_erased"] else "expired"
+        if client is not None:
+            reason = f"deleted by {client} while a batch read it"
+        remove_file(
+            connection,
+            backends.receipt_key,
+            file_id=file_id,
+            actor=actor,
+            reason=reason,
+            versions=versions,
+            on_behalf_of=client or "",
+        )
+    logger.info("file.deleted", file_id=file_id, actor=actor)
     backends.metrics.removals.labels(object="file").inc()
     return True

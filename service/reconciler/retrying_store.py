@@ -4,18 +4,23 @@ Longer outages end the step; the loop repeats it later.
 """
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Final
 
 import stamina
 
 from ray_job.contract.job_spec import ObjectStoreLocation
-from service.errors import ObjectNotFoundError, ObjectStoreError
-from service.ports import ObjectStore, StoredObject
+from service.errors import ObjectNotFoundError, ObjectStoreError, ObjectVersionsError
+from service.ports import ListedObject, ObjectStore, StoredObject
 
 # Four attempts, with pauses of 0.05, 0.25 and 1 s.
 _RETRYING: Final = stamina.RetryingCaller(
     attempts=4, timeout=None, wait_initial=0.05, wait_exp_base=5, wait_max=1.0, wait_jitter=0
-).on(lambda error: isinstance(error, ObjectStoreError) and not isinstance(error, ObjectNotFoundError))
+).on(
+    lambda error: (
+        isinstance(error, ObjectStoreError) and not isinstance(error, ObjectNotFoundError | ObjectVersionsError)
+    )
+)
 
 
 class RetryingStore:
@@ -51,9 +56,17 @@ class RetryingStore:
         """See ``service.ports.ObjectStore.keys``."""
         yield from _RETRYING(lambda: list(self._store.keys(prefix)))
 
-    def delete(self, key: str) -> None:
+    def objects(self, prefix: str, *, after: str = "") -> Iterator[ListedObject]:
+        """See ``service.ports.ObjectStore.objects``. Does not retry: the caller continues after the last key."""
+        return self._store.objects(prefix, after=after)
+
+    def delete(self, key: str) -> tuple[str, ...]:
         """See ``service.ports.ObjectStore.delete``."""
-        _RETRYING(lambda: self._store.delete(key))
+        return _RETRYING(lambda: self._store.delete(key))
+
+    def abort_uploads(self, prefix: str, *, before: datetime) -> int:
+        """See ``service.ports.ObjectStore.abort_uploads``. Does not retry."""
+        return self._store.abort_uploads(prefix, before=before)
 
     def location(self) -> ObjectStoreLocation:
         """See ``service.ports.ObjectStore.location``."""

@@ -39,9 +39,9 @@ class SlowObjectStore(MemoryObjectStore):
         time.sleep(self.latency_s)
         return super().keys(prefix)
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str) -> tuple[str, ...]:
         time.sleep(self.latency_s)
-        super().delete(key)
+        return super().delete(key)
 
 
 def assembly_seconds() -> float:

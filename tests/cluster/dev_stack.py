@@ -22,6 +22,7 @@ SECRETS: Final = {
     "database_owner_password": "1f2e3d4c5b6a79880000000000000000",
     "encryption_keys": f"{'k' * 43}=",
     "object_store_secret_access_key": "3f2e3d4c5b6a79880000000000000000",
+    "receipt_key": "5f" * 32,
 }
 
 

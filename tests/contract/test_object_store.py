@@ -2,10 +2,12 @@
 
 import hashlib
 import hmac
+import json
 import urllib.parse
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Self
 
 import boto3
 import httpx
@@ -15,8 +17,11 @@ from moto.server import ThreadedMotoServer
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.adapters.open_object_store import open_object_store
-from service.errors import ObjectNotFoundError, ObjectStoreError
+from service.doctor.backends import check_object_store
+from service.doctor.findings import Result
+from service.errors import ObjectNotFoundError, ObjectStoreError, ObjectVersionsError
 from service.ports import ObjectStore
+from service.settings import read_settings
 
 MIB = 1 << 20
 
@@ -267,3 +272,195 @@ def test_key_that_could_leave_the_store_has_no_url(store: ObjectStore, key: str)
 def test_url_of_a_missing_object_can_be_made(store: ObjectStore) -> None:
     assert store.read_url("files/none", expires_s=60)
     assert store.write_url("batches/new/parts/1", expires_s=60)
+
+
+# Listings for the deletion of orphans
+
+
+def test_objects_are_listed_after_a_key_with_their_time(store: ObjectStore) -> None:
+    keys = ["b/1/plan", "b/1/parts/2", "b/1.x", "b/10/plan", "b/2", "c"]
+    for key in keys:
+        store.put(key, [b"x"])
+    ordered = sorted(keys[:-1])
+    found = list(store.objects("b/"))
+    assert [each.key for each in found] == ordered
+    assert all(abs(datetime.now(UTC) - each.modified_at) < timedelta(minutes=1) for each in found)
+    for number, key in enumerate(ordered):
+        assert [each.key for each in store.objects("b/", after=key)] == ordered[number + 1 :]
+    assert list(store.objects("b/", after="b0")) == []
+    assert [each.key for each in store.objects("b/", after="a/z")] == ordered
+
+
+def test_directory_is_listed_without_all_names_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.adapters.directory_object_store._NAMES", 3)
+    opened = open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path)))
+    keys = sorted([*(f"files/{number:02}" for number in range(10)), "files/03/deep", "files/a/b"])
+    for key in set(keys) - {"files/03"}:
+        opened.put(key, [b""])
+    keys.remove("files/03")
+    assert list(opened.keys("")) == keys
+    assert [each.key for each in opened.objects("files/", after="files/04")] == [
+        key for key in keys if key > "files/04"
+    ]
+
+
+def test_unfinished_uploads_are_deleted_once_they_are_old(store: ObjectStore) -> None:
+    began = iter([b"x" * 20 * MIB, b"y" * 20 * MIB])
+    seen: list[int] = []
+
+    def chunks() -> Iterator[bytes]:
+        for chunk in began:
+            # While the object is written, an upload that is not old is kept.
+            seen.append(store.abort_uploads("files/", before=datetime(2009, 1, 1, tzinfo=UTC)))
+            yield chunk
+
+    store.put("files/a", chunks())
+    assert seen == [0, 0]
+    assert store.abort_uploads("files/", before=datetime.now(UTC) + timedelta(hours=1)) == 0
+
+
+def test_unfinished_multipart_upload_below_the_prefix_is_aborted(s3_location: ObjectStoreLocation) -> None:
+    client = boto3.client("s3", endpoint_url=s3_location.endpoint_url, region_name=s3_location.region)
+    for key in ("some/stack/files/died", "some/stack/models/weights"):
+        client.create_multipart_upload(Bucket="cloister", Key=key)
+    opened = open_object_store(s3_location)
+    assert opened.abort_uploads("files/", before=datetime.now(UTC)) == 1
+    left = client.list_multipart_uploads(Bucket="cloister")["Uploads"]
+    assert [upload["Key"] for upload in left] == ["some/stack/models/weights"]
+    client.close()
+
+
+def test_unfinished_files_of_a_directory_are_deleted(tmp_path: Path) -> None:
+    opened = open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path)))
+    opened.put("batches/b/parts/done", [b"x"])
+    staged, of_a_job = tmp_path / ".staging" / "0a", tmp_path / "batches" / "b" / "parts" / ".0b"
+    for path in (staged, of_a_job):
+        path.write_bytes(b"secret")
+    assert opened.abort_uploads("batches/", before=datetime.now(UTC) - timedelta(hours=1)) == 0
+    assert opened.abort_uploads("batches/", before=datetime.now(UTC) + timedelta(hours=1)) == 2
+    assert not staged.exists()
+    assert not of_a_job.exists()
+    assert list(opened.keys("")) == ["batches/b/parts/done"]
+
+
+# Buckets with versions
+
+
+@pytest.fixture(params=["Enabled", "Suspended"])
+def versioned(request: pytest.FixtureRequest, s3_location: ObjectStoreLocation) -> Iterator["Versioned"]:
+    with Versioned(s3_location, f"versioned-{request.param.lower()}") as bucket:
+        bucket.set_versioning("Enabled")
+        for data in (b"one", b"two"):
+            bucket.store.put("files/a", [data])
+        bucket.set_versioning(request.param)
+        yield bucket
+
+
+class Versioned:
+    """A new bucket with its store and a client."""
+
+    def __init__(self, server: ObjectStoreLocation, name: str, *, locks: bool = False) -> None:
+        self.name = name
+        self.client = boto3.client("s3", endpoint_url=server.endpoint_url, region_name=server.region)
+        self.client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=locks)
+        location = ObjectStoreLocation(
+            kind="s3", bucket=name, prefix="p", endpoint_url=server.endpoint_url, region=server.region
+        )
+        self.store = open_object_store(location)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key, version in self.versions():
+            self.client.delete_object(Bucket=self.name, Key=key, VersionId=version, BypassGovernanceRetention=True)
+        self.client.delete_bucket(Bucket=self.name)
+        self.client.close()
+
+    def set_versioning(self, status: str) -> None:
+        self.client.put_bucket_versioning(Bucket=self.name, VersioningConfiguration={"Status": status})
+
+    def versions(self) -> list[tuple[str, str]]:
+        """Keys and ids of all versions and delete markers."""
+        page = self.client.list_object_versions(Bucket=self.name)
+        return [
+            (each["Key"], each["VersionId"]) for kind in ("Versions", "DeleteMarkers") for each in page.get(kind, [])
+        ]
+
+
+def test_deletion_leaves_no_version(versioned: Versioned) -> None:
+    versioned.store.put("files/ab", [b"of another key"])
+    assert len(versioned.store.delete("files/a")) == 2
+    assert [key for key, _ in versioned.versions()] == ["p/files/ab"]
+    assert versioned.store.delete("files/a") == ()
+
+
+def test_object_whose_versions_are_hidden_is_listed_and_deleted(s3_location: ObjectStoreLocation) -> None:
+    with Versioned(s3_location, "hidden") as bucket:
+        bucket.set_versioning("Enabled")
+        for key in ("files/a", "files/hidden"):
+            bucket.store.put(key, [b"x"])
+        bucket.client.delete_object(Bucket="hidden", Key="p/files/hidden")
+        assert list(bucket.store.keys("")) == ["files/a"]
+        assert [each.key for each in bucket.store.objects("files/")] == ["files/a", "files/hidden"]
+        assert [each.key for each in bucket.store.objects("files/", after="files/a")] == ["files/hidden"]
+        bucket.store.delete("files/hidden")
+        assert [key for key, _ in bucket.versions()] == ["p/files/a"]
+
+
+def test_versions_of_a_bucket_that_has_just_got_versioning_are_deleted(s3_location: ObjectStoreLocation) -> None:
+    with Versioned(s3_location, "changed") as bucket:
+        bucket.store.delete("files/none")
+        bucket.set_versioning("Enabled")
+        bucket.store.put("files/a", [b"x"])
+        bucket.store.delete("files/a")
+        assert bucket.versions() == []
+
+
+def test_check_of_a_bucket_with_versions_leaves_nothing(versioned: Versioned) -> None:
+    before = versioned.versions()
+    versioned.store.check()
+    assert versioned.versions() == before
+
+
+def test_bucket_whose_versions_cannot_be_deleted_fails_its_check(versioned: Versioned) -> None:
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:DeleteObject*",
+        "Resource": [f"arn:aws:s3:::{versioned.name}", f"arn:aws:s3:::{versioned.name}/*"],
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    versioned.client.put_bucket_policy(Bucket=versioned.name, Policy=policy)
+    with pytest.raises(
+        ObjectVersionsError, match=r"allow the service s3:ListBucketVersions and s3:DeleteObjectVersion"
+    ):
+        versioned.store.check()
+    location = versioned.store.location()
+    url = f"s3://{location.bucket}/p?endpoint_url={location.endpoint_url}&region={location.region}"
+    names = {"CLOISTER_DATABASE_URL": "dbname=x", "CLOISTER_OBJECT_STORE": url, "CLOISTER_MODELS": "/x"}
+    [finding] = check_object_store(read_settings(names))
+    assert finding.result is Result.FAILED
+    assert "s3:DeleteObjectVersion" in finding.message
+    versioned.client.delete_bucket_policy(Bucket=versioned.name)
+
+
+def test_object_under_a_legal_hold_is_reported(s3_location: ObjectStoreLocation) -> None:
+    with Versioned(s3_location, "held", locks=True) as bucket:
+        bucket.store.put("files/a", [b"x"])
+        hold = {"Bucket": "held", "Key": "p/files/a"}
+        bucket.client.put_object_legal_hold(**hold, LegalHold={"Status": "ON"})
+        with pytest.raises(ObjectVersionsError, match=r"'files/a'.*legal hold"):
+            bucket.store.delete("files/a")
+        bucket.client.put_object_legal_hold(**hold, LegalHold={"Status": "OFF"})
+        assert bucket.store.delete("files/a")
+
+
+def test_bucket_with_a_default_retention_fails_its_check(s3_location: ObjectStoreLocation) -> None:
+    with Versioned(s3_location, "locked", locks=True) as bucket:
+        bucket.store.check()
+        rule = {"DefaultRetention": {"Mode": "GOVERNANCE", "Days": 1}}
+        configuration = {"ObjectLockEnabled": "Enabled", "Rule": rule}
+        bucket.client.put_object_lock_configuration(Bucket="locked", ObjectLockConfiguration=configuration)
+        with pytest.raises(ObjectVersionsError, match="default retention"):
+            open_object_store(bucket.store.location()).check()

@@ -84,8 +84,8 @@ def test_jobs_reach_the_coordinator_at_its_service() -> None:
 @pytest.mark.parametrize(
     ("name", "secrets"),
     [
-        ("api", {"database-credentials", "object-store-credentials", "encryption-keys"}),
-        ("reconciler", {"database-credentials", "object-store-credentials", "encryption-keys"}),
+        ("api", {"database-credentials", "object-store-credentials", "encryption-keys", "receipt-key"}),
+        ("reconciler", {"database-credentials", "object-store-credentials", "encryption-keys", "receipt-key"}),
         ("coordinator", {"database-credentials", "object-store-credentials"}),
         ("migrations", {"database-credentials", "encryption-keys"}),
     ],
@@ -94,6 +94,7 @@ def test_pod_has_the_secrets_that_it_uses(name: str, secrets: set[str]) -> None:
     spec = pod(preview(), name)["spec"]
     assert {each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each} == secrets
     assert ("CLOISTER_ENCRYPTION_KEYS_FILE" in environment(preview(), name)) == ("encryption-keys" in secrets)
+    assert ("CLOISTER_RECEIPT_KEY_FILE" in environment(preview(), name)) == ("receipt-key" in secrets)
 
 
 def test_coordinator_runs_the_coordinator() -> None:
@@ -155,6 +156,13 @@ def test_migrations_have_the_login_of_the_database_only() -> None:
     spec = pod(preview(), "migrations")["spec"]
     assert spec["containers"][0]["command"] == ["python", "-m", "service.db"]
     assert "object-store-credentials" not in str(spec["volumes"])
+
+
+def test_only_servers_that_delete_have_the_key_that_signs_receipts() -> None:
+    recording = preview()
+    for name, has_key in (("api", True), ("reconciler", True), ("coordinator", False), ("migrations", False)):
+        assert ("receipt-key" in str(pod(recording, name)["spec"]["volumes"])) is has_key
+        assert ("CLOISTER_RECEIPT_KEY_FILE" in environment(recording, name)) is has_key
 
 
 @pytest.mark.parametrize("name", ["api", "reconciler"])

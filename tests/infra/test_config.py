@@ -112,6 +112,7 @@ def test_missing_secret_is_reported_with_the_command_that_sets_it() -> None:
         ("object_store_secret_access_key", "with/slash+plus"),
         ("encryption_keys", "hunter2hunter2"),
         ("encryption_keys", ","),
+        ("receipt_key", "5f" * 31),
     ],
 )
 def test_unusable_secret_is_refused_without_its_value(name: str, value: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from infra.kubernetes.images import ImageReference
 from infra.kubernetes.naming import StackNames
-from infra.stack_file.reading import SHOWN_SECRET
+from infra.stack_file.secret_keys import SHOWN_SECRET
 from tests.infra.previewed_stacks import preview, stack_text
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4

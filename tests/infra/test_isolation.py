@@ -33,7 +33,7 @@ def test_stacks_of_one_cluster_have_no_common_resource() -> None:
 def test_stacks_of_one_cluster_share_no_secret() -> None:
     text = stack_text(SECOND)
     secrets = {key: f"other-{key}".replace("_", "-") for key in text.secret_keys}
-    secrets["encryption_keys"] = f"{'k' * 43}="
+    secrets |= {"encryption_keys": f"{'k' * 43}=", "receipt_key": "ab" * 32}
     ours = {leaf for each in preview(FIRST).of_type("Secret") for leaf in each.inputs["stringData"].values()}
     theirs = preview_values({**text.values, **secrets}, text.secret_keys).of_type("Secret")
     assert theirs

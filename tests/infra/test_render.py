@@ -8,7 +8,7 @@ import yaml
 from infra.rendering.manifests import manifests
 from infra.rendering.recording import Recording
 from infra.rendering.render import HIDDEN, INDEX, RenderError, main, record_stack, rendered, write
-from infra.stack_file.reading import SHOWN_SECRET
+from infra.stack_file.secret_keys import SHOWN_SECRET
 
 ROOT = Path(__file__).parents[2]
 DEV = str(ROOT / "Pulumi.dev.yaml")

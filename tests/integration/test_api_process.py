@@ -42,7 +42,9 @@ def test_invalid_settings_end_the_process() -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_process_serves_logs_without_content_and_stops(database_url: str, pool: Pool, tmp_path: Path) -> None:
+def test_process_serves_logs_without_content_and_stops(
+    database_url: str, pool: Pool, tmp_path: Path, receipt_key_file: str
+) -> None:
     (tmp_path / "models.yaml").write_text(MODELS)
     (port,) = free_ports(1)
     environment = {
@@ -52,6 +54,7 @@ def test_process_serves_logs_without_content_and_stops(database_url: str, pool: 
         "CLOISTER_MODELS": str(tmp_path / "models.yaml"),
         "CLOISTER_PORT": str(port),
         "CLOISTER_RETENTION_DAYS": "7",
+        "CLOISTER_RECEIPT_KEY_FILE": receipt_key_file,
     }
     key = create_api_key(pool, project_id=ensure_default_project(pool).id, name="test")
     process = subprocess.Popen([sys.executable, "-m", "service.api"], env=environment, stdout=subprocess.PIPE)

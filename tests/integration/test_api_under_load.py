@@ -27,7 +27,7 @@ from service.backends import Backends
 from service.db import Pool, open_pool
 from service.errors import ObjectStoreError
 from service.local import postgres
-from service.local.layout import Layout, layout_of, make_directories
+from service.local.layout import Layout, layout_of, make_directories, write_private_file
 from service.local.processes import child_environment
 from service.local.ray_head import free_ports
 from service.ports import StoredObject
@@ -69,6 +69,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     layout = layout_of(tmp_path_factory.mktemp("load") / "data")
     make_directories(layout)
     layout.models_file.write_text(MODELS)
+    write_private_file(layout.receipt_key, "5f" * 32)
     return layout
 
 
@@ -92,6 +93,7 @@ def api_process(layout: Layout) -> Iterator[str]:
         "CLOISTER_OBJECT_STORE": f"file://{layout.objects}",
         "CLOISTER_MODELS": str(layout.models_file),
         "CLOISTER_PORT": str(port),
+        "CLOISTER_RECEIPT_KEY_FILE": str(layout.receipt_key),
     }
     with layout.log(f"api-{port}").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "service.api"], env={**os.environ, **settings}, stdout=log)
@@ -319,10 +321,10 @@ class EveryThirdCallFails:
             raise ObjectStoreError("the store broke at a listing")
         yield from self._store.keys(prefix)
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str) -> tuple[str, ...]:
         if self._breaks():
             raise ObjectStoreError("the store broke at a deletion")
-        self._store.delete(key)
+        return self._store.delete(key)
 
     def check(self) -> None:
         if self._breaks():

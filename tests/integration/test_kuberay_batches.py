@@ -46,7 +46,7 @@ def server() -> Iterator[ApiServer]:
 
 
 @pytest.fixture
-def environment(server: ApiServer, database_url: str, tmp_path: Path) -> dict[str, str]:
+def environment(server: ApiServer, database_url: str, tmp_path: Path, receipt_key_file: str) -> dict[str, str]:
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "models.yaml").write_text("models: [{id: demo, source: /models/demo}]")
     (tmp_path / "kubeconfig").write_text(kubeconfig(server, TOKEN))
@@ -81,6 +81,7 @@ def environment(server: ApiServer, database_url: str, tmp_path: Path) -> dict[st
         "CLOISTER_KUBERNETES_NAMESPACE": "jobs",
         "CLOISTER_RAY_JOB_TEMPLATES": str(tmp_path),
         "CLOISTER_KUBECONFIG": str(tmp_path / "kubeconfig"),
+        "CLOISTER_RECEIPT_KEY_FILE": receipt_key_file,
     }
 
 

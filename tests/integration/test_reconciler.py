@@ -316,9 +316,10 @@ class DyingStore(DirectoryObjectStore):
         self._count()
         return super().read(key, start=start)
 
-    def delete(self, key: str) -> None:
-        super().delete(key)
+    def delete(self, key: str) -> tuple[str, ...]:
+        deleted = super().delete(key)
         self._count()
+        return deleted
 
 
 @pytest.mark.parametrize("call", range(1, 8))

@@ -24,10 +24,10 @@ class AwayStore(DirectoryObjectStore):
 
     is_away = False
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str) -> tuple[str, ...]:
         if self.is_away:
             raise ObjectStoreError("the store is away")
-        super().delete(key)
+        return super().delete(key)
 
 
 class StubbornLauncher(MemoryLauncher):

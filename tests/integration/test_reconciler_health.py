@@ -92,7 +92,7 @@ def test_other_paths_are_not_found(health: httpx.Client) -> None:
 
 
 @pytest.fixture
-def environment(database_url: str, tmp_path: Path) -> dict[str, str]:
+def environment(database_url: str, tmp_path: Path, receipt_key_file: str) -> dict[str, str]:
     (tmp_path / "models.yaml").write_text("models:\n  - id: demo\n    source: /models/demo\n")
     (port,) = free_ports(1)
     return {
@@ -101,6 +101,7 @@ def environment(database_url: str, tmp_path: Path) -> dict[str, str]:
         "CLOISTER_OBJECT_STORE": f"file://{tmp_path}/objects",
         "CLOISTER_MODELS": str(tmp_path / "models.yaml"),
         "CLOISTER_HEALTH_PORT": str(port),
+        "CLOISTER_RECEIPT_KEY_FILE": receipt_key_file,
     }
 
 

@@ -99,12 +99,12 @@ class Refusing(DirectoryObjectStore):
     refuses: Callable[[str], bool] = staticmethod(lambda _: False)
     deletes_first = False
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str) -> tuple[str, ...]:
         if self.deletes_first:
             super().delete(key)
         if self.refuses(key):
             raise ObjectStoreError("no")
-        super().delete(key)
+        return super().delete(key)
 
 
 @pytest.mark.parametrize("deletes_first", [False, True])

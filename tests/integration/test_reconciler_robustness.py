@@ -59,9 +59,10 @@ class FlakyStore:
         self.fails()
         return self._store.keys(prefix)
 
-    def delete(self, key: str) -> None:
-        self._store.delete(key)
+    def delete(self, key: str) -> tuple[str, ...]:
+        deleted = self._store.delete(key)
         self.fails()
+        return deleted
 
     def location(self) -> ObjectStoreLocation:
         return self._store.location()

@@ -34,6 +34,8 @@ NEEDED = {
     ("POST", "/v1/batches/{batch_id}/pause"): Scope.SUBMIT,
     ("POST", "/v1/batches/{batch_id}/resume"): Scope.SUBMIT,
     ("GET", "/v1/organization/audit_logs"): Scope.ADMIN,
+    ("GET", "/v1/deletion_receipts"): Scope.ADMIN,
+    ("GET", "/v1/deletion_receipts/{receipt_id}"): Scope.ADMIN,
     ("POST", "/v1/webhook_endpoints"): Scope.ADMIN,
     ("GET", "/v1/webhook_endpoints"): Scope.ADMIN,
     ("GET", "/v1/webhook_endpoints/{endpoint_id}"): Scope.ADMIN,

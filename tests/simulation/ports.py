@@ -52,12 +52,13 @@ class SimulatedStore(MemoryObjectStore):
         self._check("keys")
         return super().keys(prefix)
 
-    def delete(self, key: str) -> None:
+    def delete(self, key: str) -> tuple[str, ...]:
         """See ``service.ports.ObjectStore.delete``."""
         is_late = self._check("delete")
-        super().delete(key)
+        deleted = super().delete(key)
         if is_late:
             raise ObjectStoreError("simulated: delete failed after it took effect")
+        return deleted
 
     def look(self, key: str) -> bytes | None:
         """Return an object without faults; None if there is none."""

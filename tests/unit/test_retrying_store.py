@@ -38,9 +38,10 @@ class Broken(MemoryObjectStore):
         yield from super().keys(prefix)
         self._call()
 
-    def delete(self, key: str) -> None:
-        super().delete(key)
+    def delete(self, key: str) -> tuple[str, ...]:
+        deleted = super().delete(key)
         self._call()
+        return deleted
 
 
 def holding(content: bytes, fails: Callable[[int], bool]) -> tuple[RetryingStore, Broken]:

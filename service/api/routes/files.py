@@ -26,6 +26,7 @@ from service.errors import InvalidRequestError, NotFoundError, ObjectNotFoundErr
 from service.ports import ObjectStore
 from service.projects import Project
 from service.quotas import ProjectSettings, upload_refusal
+from service.receipts import remove_file
 
 _log = structlog.get_logger(__name__)
 
@@ -154,8 +155,9 @@ def create_file(backends: BackendsDependency, access: SubmitAccess, upload: Uplo
                 "expires_after_s": kept_s,
             }
             row = fetch_one(connection, FileRow, "insert_file", parameters)
-    except (psycopg.Error, QuotaError):
-        # The connection may have broken after the commit. If this query fails too, the object must stay.
+    except (psycopg.Error, QuotaError, LookupError):
+        # The project may have been erased, or the connection may have broken after the commit. If this query fails
+        # too, the object must stay.
         with backends.pool.connection() as connection:
             committed = fetch_optional(connection, FileRow, "inserted_file", {"id": file_id})
         if committed is None:
@@ -277,7 +279,7 @@ def delete_file(backends: BackendsDependency, access: SubmitAccess, file_id: Fil
 
     The reconciler deletes the content later if a batch still reads it or the store is unreachable.
     """
-    parameters = {"id": file_id, "project_id": access.project.id, "actor": access.identity, "reason": "api"}
+    parameters = {"id": file_id, "project_id": access.project.id, "actor": access.identity}
     with backends.pool.connection() as connection:
         if fetch_value(connection, "lock_file_to_delete", parameters) is None:
             raise NotFoundError(f"No such File object: {file_id}", param="id")
@@ -285,9 +287,16 @@ def delete_file(backends: BackendsDependency, access: SubmitAccess, file_id: Fil
         connection.execute(query("hide_file"), parameters)
     if not is_in_use:
         try:
-            backends.store.delete(file_key(file_id))
+            versions = backends.store.delete(file_key(file_id))
             with backends.pool.connection() as connection:
-                connection.execute(query("remove_file"), parameters)
+                remove_file(
+                    connection,
+                    backends.receipt_key,
+                    file_id=file_id,
+                    actor=access.key_id,
+                    reason="api",
+                    versions=versions,
+                )
         except (ObjectStoreError, psycopg.Error) as error:
             _log.warning("deletion left to the reconciler", file_id=file_id, error=type(error).__name__)
     return DeletedFile(id=file_id)

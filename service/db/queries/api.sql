@@ -98,7 +98,7 @@ SELECT project_id, %(actor)s, 'file.deleted', id, seq, size_bytes, sha256,
        jsonb_build_object('purpose', purpose, 'created_at', floor(extract(epoch FROM created_at))::bigint,
                           'reason', %(reason)s::text)
 FROM removed
-RETURNING object_id
+RETURNING object_id, project_id, size_bytes, sha256
 
 -- name: input_of_new_batch
 -- Makes a concurrent deletion wait until it can see the batch. A missing file takes nothing of the limits.

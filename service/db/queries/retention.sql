@@ -21,18 +21,24 @@ LIMIT %(limit)s
 
 -- name: lock_file_to_remove
 -- Skips a file that a batch is being created from at this moment; the next sweep finds it in use.
-SELECT project_id, deleted_by FROM files WHERE id = %(id)s FOR UPDATE SKIP LOCKED
+SELECT project_id, deleted_by,
+       EXISTS (SELECT FROM projects WHERE projects.id = project_id AND erasing_at IS NOT NULL) AS is_erased
+FROM files WHERE id = %(id)s
+FOR UPDATE SKIP LOCKED
 
 -- name: batches_to_remove
-SELECT batches.id
+SELECT batches.id, erasing_at IS NOT NULL AS is_erased
 FROM batches JOIN projects ON projects.id = batches.project_id
 WHERE status IN ('completed', 'failed', 'expired', 'cancelled') AND parts_deleted_at IS NOT NULL
   AND leftovers_due_at IS NULL
   AND coalesce(completed_at, failed_at, expired_at, cancelled_at)
-      <= now() - make_interval(secs => coalesce(projects.retention_s, %(retention_s)s))
+      <= now() - make_interval(secs => CASE WHEN erasing_at IS NULL
+                                            THEN coalesce(projects.retention_s, %(retention_s)s) ELSE 0 END)
   -- Implied by the condition above, and answered by an index.
   AND coalesce(completed_at, failed_at, expired_at, cancelled_at)
-      <= now() - make_interval(secs => (SELECT min(coalesce(retention_s, %(retention_s)s)) FROM projects))
+      <= now() - make_interval(secs => (
+          SELECT min(CASE WHEN erasing_at IS NULL THEN coalesce(retention_s, %(retention_s)s) ELSE 0 END)
+          FROM projects))
 LIMIT %(limit)s
 
 -- name: batches_with_leftovers
@@ -50,13 +56,13 @@ WITH removed AS (
     RETURNING *
 ), noted AS (
     INSERT INTO audit_log (project_id, actor, type, object_id, object_seq, data)
-    SELECT project_id, 'retention', 'batch.deleted', id, seq,
+    SELECT project_id, %(actor)s, 'batch.deleted', id, seq,
            jsonb_build_object(
                'status', status, 'created_at', created_at,
                'request_counts', jsonb_build_object('total', total, 'completed', completed, 'failed', failed))
     FROM removed
 )
-SELECT id FROM removed
+SELECT id, project_id FROM removed
 
 -- name: remove_old_deliveries
 -- Finished deliveries are kept for a month, so that operators can look up their errors.
