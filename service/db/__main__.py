@@ -1,7 +1,8 @@
-"""``python -m service.db``: migrate the schema, and close the database to other roles.
+"""``python -m service.db``: migrate the schema, close the database to other roles, and grant the service's role.
 
-It runs before every rollout of the service, as the owner of the database. Setting: CLOISTER_DATABASE_URL, the same as
-the service's.
+It runs before every rollout of the service, as the owner of the database. Settings: CLOISTER_DATABASE_URL of the owner,
+and CLOISTER_DATABASE_SERVICE_ROLE, the role that the service logs in with. Without the latter, the service logs in as
+the owner, which can change the audit log.
 """
 
 import os
@@ -13,18 +14,20 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from service.db import migrate
+from service.db.roles import grant_service_role
 from service.errors import CloisterError, SettingsError
 
 _CONNECT_TIMEOUT_S = 10
 
 
 def run(environment: Mapping[str, str]) -> list[str]:
-    """Migrate the schema, and revoke what Postgres grants to everyone on a new database.
+    """Migrate the schema, revoke what Postgres grants to everyone on a new database, and grant the service's role.
 
     Return the names of the migrations that ran.
 
     Raises:
-        SettingsError: the setting is missing or invalid, or the database is unreachable.
+        SettingsError: a setting is missing or invalid, the service's role does not exist or could act as the owner, or
+            the database is unreachable.
     """
     url = environment.get("CLOISTER_DATABASE_URL")
     if not url:
@@ -34,6 +37,8 @@ def run(environment: Mapping[str, str]) -> list[str]:
         with psycopg.connect(url, connect_timeout=_CONNECT_TIMEOUT_S) as connection:
             database = sql.Identifier(connection.info.dbname)
             connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(database))
+            if role := environment.get("CLOISTER_DATABASE_SERVICE_ROLE"):
+                grant_service_role(connection, role)
     except psycopg.ProgrammingError:
         raise  # a defect of a migration: Postgres reports it best
     except psycopg.OperationalError as error:

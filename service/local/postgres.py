@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from service.db import migrate
+from service.db.roles import grant_service_role
 from service.local.errors import LocalError
 from service.local.layout import Layout
 
@@ -23,6 +25,7 @@ POSTGRES_VERSION = 18
 ACCOUNT = "pgserver"  # the wheel itself creates this account for the same purpose
 SUPERUSER = "postgres"
 OWNER = "cloister"
+SERVICE = "cloister_service"
 
 
 def postgres_binary(name: str) -> str:
@@ -126,11 +129,14 @@ def answers(layout: Layout) -> bool:
 
 
 def set_up(layout: Layout) -> None:
-    """Create the service's role and the database if they are missing, and migrate."""
+    """Create the roles and the database if they are missing, migrate as the owner, and grant the service's role."""
     with psycopg.connect(layout.database_url(SUPERUSER, "postgres"), autocommit=True) as connection:
-        if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone() is None:
-            connection.execute("CREATE ROLE cloister LOGIN")
+        for role in (OWNER, SERVICE):
+            if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
+                connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
         if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [OWNER]).fetchone() is None:
             connection.execute("CREATE DATABASE cloister OWNER cloister")
         connection.execute("REVOKE ALL ON DATABASE cloister, postgres, template1 FROM PUBLIC")
     migrate(layout.database_url(OWNER))
+    with psycopg.connect(layout.database_url(OWNER)) as connection:
+        grant_service_role(connection, SERVICE)

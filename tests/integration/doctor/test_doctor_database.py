@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from service.db import Pool
 from service.doctor.backends import check_database
 from service.doctor.findings import Result
 from service.settings import read_settings
@@ -30,11 +29,11 @@ def test_unreachable_database_is_reported(doctor: Doctor, settings: Callable[...
 
 
 @pytest.mark.usefixtures("settings")
-def test_missing_migration_is_a_failure(doctor: Doctor, pool: Pool) -> None:
-    with pool.connection() as connection:
+def test_missing_migration_is_a_failure(doctor: Doctor, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
         connection.execute("DELETE FROM migrations WHERE name LIKE '0002%'")
     assert doctor()["migrations"].startswith("failed: not applied: 0002_")
-    with pool.connection() as connection:
+    with psycopg.connect(database_url) as connection:
         connection.execute("DROP TABLE migrations")
     assert "0001_initial" in doctor()["migrations"]
 
