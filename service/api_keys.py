@@ -9,10 +9,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
+from service.audit_log import OPERATOR, Actor, record_action
 from service.db import Pool, query
 from service.db.rows import fetch_all, fetch_value
 from service.errors import CloisterError
-from service.projects import Project, audit
+from service.projects import Project
 
 _KEY_PREFIX: Final = "sk-cloister-"
 
@@ -34,11 +35,15 @@ DEFAULT_SCOPES: Final = (Scope.READ, Scope.SUBMIT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Permissions of a request: the project it acts for, the key it used, and the scopes of that key."""
+    """Permissions of a request: the project it acts for, the key it used, and the scopes of that key.
+
+    ``actor`` is the key with the client's address and the id of the request, for the audit log.
+    """
 
     project: Project
     key_id: str
     scopes: frozenset[Scope]
+    actor: Actor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,7 @@ def create_api_key(
     name: str,
     scopes: Iterable[Scope] = DEFAULT_SCOPES,
     expires_at: datetime | None = None,
+    actor: Actor = OPERATOR,
 ) -> str:
     """Create a key for a project and return it. It cannot be shown again.
 
@@ -82,6 +88,7 @@ def create_api_key(
         name: a name for listings.
         scopes: the key's permissions, at least one; ``read`` and ``submit`` by default.
         expires_at: aware time from which the key is refused; never by default.
+        actor: the author, for the audit log.
 
     Raises:
         CloisterError: the project is archived.
@@ -105,7 +112,7 @@ def create_api_key(
         if row is None:
             raise CloisterError("the project is archived and its keys are refused; choose another with --project")
         data = {"name": name, "scopes": names, "expires_at": expires_at and int(expires_at.timestamp())}
-        audit(connection, "api_key.created", project_id=project_id, object_id=key_id, data=data)
+        record_action(connection, "api_key.created", actor=actor, project_id=project_id, object_id=key_id, data=data)
     return key
 
 
@@ -117,8 +124,17 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def authenticate(pool: Pool, key: str) -> Access | None:
-    """Return the access that a key grants, or None if it is unknown, expired or revoked."""
+def authenticate(
+    pool: Pool, key: str, *, client_address: str | None = None, request_id: str | None = None
+) -> Access | None:
+    """Return the access that a key grants, or None if it is unknown, expired or revoked.
+
+    Args:
+        pool: the database.
+        key: the key that the client sent.
+        client_address: IP address of the client, for the audit log.
+        request_id: id of the request, for the audit log.
+    """
     digest = key_digest(key)
     with pool.connection() as connection:
         rows = connection.execute(query("api_keys_by_digest"), {"key_sha256": digest}).fetchall()
@@ -126,8 +142,23 @@ def authenticate(pool: Pool, key: str) -> Access | None:
         # The lookup used a prefix of the digest: its duration reveals nothing about the rest.
         if hmac.compare_digest(row["key_sha256"], digest):
             project = Project(id=row["project_id"], name=row["project_name"])
-            return Access(project=project, key_id=row["id"], scopes=frozenset(map(Scope, row["scopes"])))
+            actor = Actor(id=row["id"], client_address=client_address, request_id=request_id)
+            return Access(project=project, key_id=row["id"], scopes=frozenset(map(Scope, row["scopes"])), actor=actor)
     return None
+
+
+def count_refused_login(pool: Pool, key: str, *, network: str, missing_scope: bool = False) -> None:
+    """Count a refused login. The audit log gets one entry per minute, network, reason and known key, with the count.
+
+    Args:
+        pool: the database.
+        key: the key that the client sent. Its id is recorded if it exists.
+        network: the client's address, without the part that it can choose freely.
+        missing_scope: the key is valid, but lacks the scope; otherwise the key is unknown, revoked or expired.
+    """
+    values = {"key_sha256": key_digest(key), "address": network, "missing_scope": missing_scope}
+    with pool.connection() as connection:
+        connection.execute(query("count_refused_login"), values)
 
 
 def digests_of_valid_keys(pool: Pool) -> frozenset[bytes]:
@@ -149,11 +180,14 @@ def list_api_keys(pool: Pool, *, project_id: str | None = None) -> list[ApiKey]:
         return fetch_all(connection, ApiKey, "list_api_keys", {"project_id": project_id})
 
 
-def revoke_api_key(pool: Pool, key_id: str) -> bool:
+def revoke_api_key(pool: Pool, key_id: str, *, actor: Actor = OPERATOR) -> bool:
     """Refuse a key from now on. Return whether the key exists; revoking it again changes nothing."""
     with pool.connection() as connection:
         row = connection.execute(query("revoke_api_key"), {"id": key_id}).fetchone()
         if row is None:
             return fetch_value(connection, "api_key_by_id", {"id": key_id}) is not None
-        audit(connection, "api_key.deleted", project_id=row["project_id"], object_id=key_id, data={"name": row["name"]})
+        data = {"name": row["name"]}
+        record_action(
+            connection, "api_key.deleted", actor=actor, project_id=row["project_id"], object_id=key_id, data=data
+        )
         return True

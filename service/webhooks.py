@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 from standardwebhooks import Webhook
 
+from service.audit_log import Actor
 from service.db import Pool, query
 from service.errors import CloisterError
 
@@ -165,7 +166,7 @@ def next_try(created_at: datetime, attempts: int, now: datetime) -> datetime | N
 
 
 def create_endpoint(
-    pool: Pool, *, project_id: str, url: str, events: Collection[EventType], name: str, actor: str
+    pool: Pool, *, project_id: str, url: str, events: Collection[EventType], name: str, actor: Actor
 ) -> tuple[Endpoint, str]:
     """Create an endpoint; return it and its signing secret of 256 random bits, which is not shown again.
 
@@ -181,7 +182,7 @@ def create_endpoint(
         "url": url,
         "secret": secret,
         "events": [event.value for event in EventType if event in events],
-        "actor": actor,
+        **actor.values(),
     }
     with pool.connection() as connection:
         row = connection.execute(query("insert_webhook_endpoint"), values).fetchone()
@@ -207,8 +208,8 @@ def list_endpoints(
         return [Endpoint(**row) for row in connection.execute(query("list_webhook_endpoints"), values)]
 
 
-def delete_endpoint(pool: Pool, *, project_id: str | None, endpoint_id: str, actor: str) -> bool:
+def delete_endpoint(pool: Pool, *, project_id: str | None, endpoint_id: str, actor: Actor) -> bool:
     """Delete an endpoint of a project, or of any project if None; return False if it does not exist."""
-    values = {"id": endpoint_id, "project_id": project_id, "actor": actor}
+    values = {"id": endpoint_id, "project_id": project_id, **actor.values()}
     with pool.connection() as connection:
         return connection.execute(query("delete_webhook_endpoint"), values).fetchone() is not None

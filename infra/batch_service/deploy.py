@@ -47,7 +47,9 @@ def deploy_batch_service(
         image=str(file.images.mirrored(file.images.service)),
         pull_secret=PULL_SECRET if file.images.pull_secret else "",
         placement=placement,
-        database_url=postgres.url,
+        database_url=postgres.url(postgres.service),
+        database_owner_url=postgres.url(postgres.owner),
+        database_service_role=postgres.service.role if postgres.service != postgres.owner else "",
         has_database_ca=bool(postgres.ca_pem),
         object_store_url=store.url,
         max_running_jobs=file.limits.max_running_jobs,
@@ -55,7 +57,7 @@ def deploy_batch_service(
         workspace_gib=file.workspace_gib,
         log_level=file.log_level,
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],
-        credentials_digest=digest(postgres.owner.password, key.access_key_id, key.secret_access_key),
+        credentials_digest=digest(postgres.service.password, key.access_key_id, key.secret_access_key),
     )
     return BatchService(
         "batch-service",

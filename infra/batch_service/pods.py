@@ -1,6 +1,6 @@
 """Pod templates of API, reconciler, coordinator and migrations. Pure: dicts whose values may be Pulumi outputs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,7 +40,9 @@ class ServiceSettings:
         image: image of the service, by digest.
         pull_secret: name of the pull secret; empty for none.
         placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName``.
-        database_url: URL of the owner's role, without a password.
+        database_url: URL of the service's role, without a password.
+        database_owner_url: URL of the role that owns the database, without a password; for the migrations.
+        database_service_role: the service's role; empty if the service logs in as the owner.
         has_database_ca: whether the ConfigMap ``database-ca`` exists.
         object_store_url: ``s3://bucket/prefix?endpoint_url=…&region=…``.
         max_running_jobs: jobs that run at the same time.
@@ -57,6 +59,8 @@ class ServiceSettings:
     pull_secret: str
     placement: Mapping[str, Any]
     database_url: pulumi.Input[str]
+    database_owner_url: pulumi.Input[str]
+    database_service_role: str
     has_database_ca: bool
     object_store_url: pulumi.Input[str]
     max_running_jobs: int
@@ -126,18 +130,22 @@ def coordinator_pod(settings: ServiceSettings) -> dict[str, Any]:
 
 
 def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
-    """Return the pod template of the Job that migrates the database schema."""
+    """Return the pod template of the Job that migrates the database schema, the only pod with the owner's login."""
+    role = settings.database_service_role
     template = _pod(
         settings,
         MIGRATIONS,
         {
             "command": ["python", "-m", "service.db"],
-            "env": {"CLOISTER_DATABASE_URL": settings.database_url},
+            "env": {
+                "CLOISTER_DATABASE_URL": settings.database_owner_url,
+                **({"CLOISTER_DATABASE_SERVICE_ROLE": role} if role else {}),
+            },
             "resources": resources(cpu="100m", cpu_limit="1", memory="256Mi", ephemeral_storage="256Mi"),
         },
         tmp="64Mi",
         config_maps={},
-        object_store=False,
+        logins=(credentials.OWNER_LOGIN,),
     )
     # Migrations do not depend on the digests: another model must not replace the Job, which all pods wait for.
     template["metadata"].pop("annotations")
@@ -193,12 +201,12 @@ def _pod(
     *,
     tmp: str,
     config_maps: Mapping[str, str],
-    object_store: bool = True,
+    logins: Sequence[str] = (credentials.SERVICE_LOGIN, credentials.OBJECT_STORE_LOGIN),
 ) -> dict[str, Any]:
     """Return a pod template; ``container`` has the fields in which its container differs, with ``env`` as a mapping."""
     maps = dict(config_maps) | ({DATABASE_CA: _CA_DIRECTORY} if settings.has_database_ca else {})
     environment = {"TMPDIR": _TMP, **credentials.ENVIRONMENT, **container["env"]}
-    copy_credentials, credentials_volumes = credentials.pod_fields(settings.image, object_store=object_store)
+    copy_credentials, credentials_volumes = credentials.pod_fields(settings.image, logins=logins)
     mounts = [
         {"name": "tmp", "mountPath": _TMP},
         credentials.VOLUME_MOUNT,

@@ -5,6 +5,7 @@ libpq ignores a password file that its group can read
 group of the pod. So an init container copies them into a volume in memory, each with mode 0600.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +16,13 @@ from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, resources, secret_volume
 
 DIRECTORY: Final = "/run/cloister/credentials"
-DATABASE_LOGIN: Final = "database-credentials"
+SERVICE_LOGIN: Final = "database-service-credentials"
+"""Secret with the login of the service's role in the database."""
+OWNER_LOGIN: Final = "database-credentials"
+"""Secret with the login of the role that owns the database, which the migrations mount.
+
+Earlier versions of the service mount it too: its name and content stay, so that their pods start until they roll.
+"""
 OBJECT_STORE_LOGIN: Final = "object-store-credentials"
 WEIGHTS_LOGIN: Final = "weights-credentials"
 """Secret with the key of the object store that the program which copies weights mounts, in the jobs' namespace."""
@@ -35,15 +42,14 @@ VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True
 _COPY: Final = "umask 077 && cp -L /etc/cloister/secrets/*/* " + DIRECTORY
 
 
-def pod_fields(image: Any, *, object_store: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def pod_fields(image: Any, *, logins: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the init container that copies the files, and the volumes: the Secrets and the memory with the copies.
 
     Args:
         image: any image with a shell, by digest. Use the pod's own image to avoid pulling another one.
-        object_store: copy the key of the object store too, not only the login of the database.
+        logins: the Secrets, each with files of its own names.
     """
-    secrets = [DATABASE_LOGIN, *([OBJECT_STORE_LOGIN] if object_store else [])]
-    mounts = [{"name": secret, "mountPath": f"/etc/cloister/secrets/{secret}", "readOnly": True} for secret in secrets]
+    mounts = [{"name": secret, "mountPath": f"/etc/cloister/secrets/{secret}", "readOnly": True} for secret in logins]
     init_container = {
         "name": "credentials",
         "image": image,
@@ -53,7 +59,7 @@ def pod_fields(image: Any, *, object_store: bool = True) -> tuple[dict[str, Any]
         "resources": resources(cpu="10m", memory="32Mi", cpu_limit="500m", ephemeral_storage="16Mi"),
     }
     memory = {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
-    return init_container, [memory, *(secret_volume(secret, secret=secret) for secret in secrets)]
+    return init_container, [memory, *(secret_volume(secret, secret=secret) for secret in logins)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +106,8 @@ class Credentials(pulumi.ComponentResource):
     Args:
         name: logical name of the component.
         names: names of the stack.
-        owner: the service's role, which owns the schema.
+        owner: the role that owns the schema.
+        service: the service's role in the database.
         service_key: the service's key of the object store.
         weights_key: the key that copies weights from the object store; None if the weights are elsewhere.
         http_engine_api_key: key of the http engine's endpoints; None if they require none.
@@ -115,6 +122,7 @@ class Credentials(pulumi.ComponentResource):
         *,
         names: StackNames,
         owner: DatabaseLogin,
+        service: DatabaseLogin,
         service_key: ObjectStoreLogin,
         weights_key: ObjectStoreLogin | None,
         http_engine_api_key: pulumi.Input[str] | None = None,
@@ -122,7 +130,8 @@ class Credentials(pulumi.ComponentResource):
     ) -> None:
         super().__init__("cloister:credentials:Credentials", name, None, opts)
         contents: list[tuple[str, str, dict[str, pulumi.Input[str]]]] = [
-            (names.service_namespace, DATABASE_LOGIN, {"pgpass": owner.pgpass_line()}),
+            (names.service_namespace, OWNER_LOGIN, {"pgpass": owner.pgpass_line()}),
+            (names.service_namespace, SERVICE_LOGIN, {"pgpass": service.pgpass_line()}),
             (names.service_namespace, OBJECT_STORE_LOGIN, {"aws": service_key.aws_file()}),
         ]
         if weights_key is not None:

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from service.api.wrong_keys import WrongKeys
-from service.api_keys import Access, Scope, authenticate
+from service.api.wrong_keys import WrongKeys, client_network
+from service.api_keys import Access, Scope, authenticate, count_refused_login
 from service.backends import Backends
 from service.errors import InvalidRequestError
 
@@ -30,6 +30,14 @@ BackendsDependency = Annotated[Backends, Depends(_backends)]
 def _wrong_keys(request: Request) -> WrongKeys:
     wrong_keys: WrongKeys = request.app.state.wrong_keys
     return wrong_keys
+
+
+def client_address(request: Request) -> str:
+    """Return the IP address that the request came from; behind an ingress, that of the ingress. Empty for a socket.
+
+    Wrong keys are counted by it, and the audit log records it.
+    """
+    return request.client.host if request.client else ""
 
 
 def _access_with(scope: Scope) -> Callable[..., Access]:
@@ -56,12 +64,13 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
                 "'Authorization: Bearer YOUR_KEY'.",
                 status_code=401,
             )
-        address = request.client.host if request.client else ""
+        address = client_address(request)
         if refusal := wrong_keys.refusal(address, key):
             raise refusal
-        access = authenticate(backends.pool, key)
+        access = authenticate(backends.pool, key, client_address=address, request_id=request.state.request_id)
         if access is None:
             wrong_keys.count(address)
+            count_refused_login(backends.pool, key, network=client_network(address))
             raise InvalidRequestError(
                 "Incorrect API key provided: it is unknown, expired or revoked.",
                 status_code=401,
@@ -70,6 +79,7 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
         request.state.project_id = access.project.id
         request.state.key_id = access.key_id
         if scope not in access.scopes:
+            count_refused_login(backends.pool, key, network=client_network(address), missing_scope=True)
             raise InvalidRequestError(
                 f"You have insufficient permissions for this operation. Missing scopes: {scope}. "
                 "Use a key with this scope; an operator creates one with `cloister keys create --scope`.",

@@ -1,9 +1,11 @@
-"""Commands for the operator of a stack, on its database: ``keys``, ``projects``, ``webhooks`` and ``audit``."""
+"""Commands for the operator of a stack, on its database: ``keys``, ``projects`` and ``webhooks``."""
 
-import json
 import os
+import pwd
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -12,12 +14,12 @@ import psycopg
 import typer
 
 from service.api_keys import DEFAULT_SCOPES, Scope, create_api_key, list_api_keys, revoke_api_key
+from service.audit_log import OPERATOR, Actor
 from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
-from service.db import Pool, open_pool, query
+from service.db import Pool, open_pool
 from service.errors import CloisterError
 from service.projects import (
     DEFAULT_PROJECT_NAME,
-    OPERATOR,
     archive_project,
     create_project,
     ensure_default_project,
@@ -51,10 +53,25 @@ MaxTokens = Annotated[
     typer.Option(metavar="N", help="Limit for input tokens of open batches, estimated as bytes / 4."),
 ]
 MaxBytes = Annotated[str | None, typer.Option(metavar="N", help="Limit for the bytes of all files, including results.")]
+Operator = Annotated[
+    str,
+    typer.Option(envvar="CLOISTER_OPERATOR", help="Your name for the audit log.", show_default="your user and host"),
+]
 RetentionDays = Annotated[
     str | None,
     typer.Option(metavar="DAYS", help="The most days to keep files and ended batches."),
 ]
+
+
+def operator_actor(name: str) -> Actor:
+    """Return the operator as the author of changes: a given name, or the user and the host of this process."""
+    if name:
+        return replace(OPERATOR, operator=name)
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user may have no name
+        user = str(os.geteuid())
+    return replace(OPERATOR, operator=f"{user}@{socket.gethostname()}")
 
 
 @contextmanager
@@ -65,9 +82,10 @@ def stack_database(data_dir: Path) -> Iterator[Pool]:
         CloisterError: the database does not answer.
     """
     from service.local.layout import layout_of
+    from service.local.postgres import SERVICE
 
     named = os.environ.get("CLOISTER_DATABASE_URL")
-    url = named or layout_of(data_dir).database_url("cloister")
+    url = named or layout_of(data_dir).database_url(SERVICE)
     try:
         with psycopg.connect(url, connect_timeout=5):
             pass
@@ -99,16 +117,17 @@ def create_key(
     expires_in: Annotated[
         str | None, typer.Option(metavar="30d", help="Days, hours (12h) or minutes (90m) until the key expires.")
     ] = None,
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
     expires_at = datetime.now(UTC) + parse_duration(expires_in) if expires_in else None
+    actor = operator_actor(operator)
     with stack_database(data_dir) as pool:
         is_default = project == DEFAULT_PROJECT_NAME
-        owner = ensure_default_project(pool) if is_default else find_project(pool, project)
-        print(
-            create_api_key(pool, project_id=owner.id, name=name, scopes=scope or DEFAULT_SCOPES, expires_at=expires_at)
-        )
+        owner = ensure_default_project(pool, actor=actor) if is_default else find_project(pool, project)
+        scopes = scope or DEFAULT_SCOPES
+        print(create_api_key(pool, project_id=owner.id, name=name, scopes=scopes, expires_at=expires_at, actor=actor))
 
 
 @keys.command("list")
@@ -129,11 +148,14 @@ def list_keys(
 
 @keys.command("revoke")
 def revoke_key(
-    key_id: Annotated[str, typer.Argument(help="The id of the key.")], data_dir: DataDir = DEFAULT_DATA_DIR
+    key_id: Annotated[str, typer.Argument(help="The id of the key.")],
+    *,
+    operator: Operator = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Revoke a key. The server refuses it at once."""
     with stack_database(data_dir) as pool:
-        if not revoke_api_key(pool, key_id):
+        if not revoke_api_key(pool, key_id, actor=operator_actor(operator)):
             raise CloisterError(f"there is no key {key_id}; `cloister keys list` lists the keys")
     print(f"revoked {key_id}")
 
@@ -176,6 +198,7 @@ def create(
     max_enqueued_tokens: MaxTokens = None,
     max_stored_bytes: MaxBytes = None,
     retention_days: RetentionDays = None,
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Create a project and print its id. By default a project has no limits."""
@@ -190,7 +213,8 @@ def create(
     )
     retention_s = limits.pop("retention_s", None)
     with stack_database(data_dir) as pool:
-        print(create_project(pool, name, limits=Limits(**limits), retention_s=retention_s).id)
+        actor = operator_actor(operator)
+        print(create_project(pool, name, limits=Limits(**limits), retention_s=retention_s, actor=actor).id)
 
 
 @projects.command("list")
@@ -222,6 +246,7 @@ def change(
     max_enqueued_tokens: MaxTokens = None,
     max_stored_bytes: MaxBytes = None,
     retention_days: RetentionDays = None,
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Change limits; `none` removes a limit. Existing batches and files stay."""
@@ -237,17 +262,20 @@ def change(
     if not changes:
         raise typer.BadParameter("give at least one limit; `cloister projects set --help` lists them")
     with stack_database(data_dir) as pool:
-        set_project(pool, find_project(pool, name), changes)
+        set_project(pool, find_project(pool, name), changes, actor=operator_actor(operator))
     print(f"changed {name}")
 
 
 @projects.command("archive")
 def archive(
-    name: Annotated[str, typer.Argument(help="The project, by name or id.")], data_dir: DataDir = DEFAULT_DATA_DIR
+    name: Annotated[str, typer.Argument(help="The project, by name or id.")],
+    *,
+    operator: Operator = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Archive a project. Its keys are refused; its batches continue; its files are deleted when they expire."""
     with stack_database(data_dir) as pool:
-        archive_project(pool, find_project(pool, name))
+        archive_project(pool, find_project(pool, name), actor=operator_actor(operator))
     print(f"archived {name}")
 
 
@@ -261,13 +289,19 @@ def create_webhook(
         typer.Option(help="An event to send. May be repeated. Default: every end of a batch."),
     ] = None,
     name: Annotated[str, typer.Option(help="A name for the endpoint.")] = "",
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Create an endpoint and print its id and the secret that signs its messages. The secret cannot be shown again."""
     with stack_database(data_dir) as pool:
         owner = find_project(pool, project)
         endpoint, secret = create_endpoint(
-            pool, project_id=owner.id, url=url, events=event or list(EventType), name=name, actor=OPERATOR
+            pool,
+            project_id=owner.id,
+            url=url,
+            events=event or list(EventType),
+            name=name,
+            actor=operator_actor(operator),
         )
     print(f"{endpoint.id}  {secret}")
 
@@ -283,57 +317,14 @@ def list_webhooks(*, project: Project = DEFAULT_PROJECT_NAME, data_dir: DataDir 
 
 @webhooks.command("delete")
 def delete_webhook(
-    endpoint_id: Annotated[str, typer.Argument(help="The id of the endpoint.")], data_dir: DataDir = DEFAULT_DATA_DIR
+    endpoint_id: Annotated[str, typer.Argument(help="The id of the endpoint.")],
+    *,
+    operator: Operator = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Delete an endpoint and its pending messages."""
     with stack_database(data_dir) as pool:
-        if not delete_endpoint(pool, project_id=None, endpoint_id=endpoint_id, actor=OPERATOR):
+        actor = operator_actor(operator)
+        if not delete_endpoint(pool, project_id=None, endpoint_id=endpoint_id, actor=actor):
             raise CloisterError(f"there is no webhook endpoint {endpoint_id}; `cloister webhooks list` lists them")
     print(f"deleted {endpoint_id}")
-
-
-def audit(
-    *,
-    project: Annotated[str | None, typer.Option(help="Show entries of this project only, by name or id.")] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="7d", help="Show entries since a date (2026-01-31), or of the last days or hours only."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
-    """Show the audit log, the oldest entry first: deleted files with their digests, changed projects and keys."""
-    start: datetime | None = None
-    if since:
-        try:
-            start = datetime.fromisoformat(since)
-            start = start if start.tzinfo else start.replace(tzinfo=UTC)
-        except ValueError:
-            start = datetime.now(UTC) - parse_duration(since)
-    with stack_database(data_dir) as pool:
-        project_id = find_project(pool, project).id if project else None
-        # A server-side cursor: a log of several years may not fit into memory.
-        with pool.connection() as connection, connection.cursor("audit_log") as rows:
-            for row in rows.execute(query("audit_log"), {"project_id": project_id, "since": start}):
-                digest = row["sha256"].hex() if row["sha256"] else None
-                record = {
-                    "id": row["id"],
-                    "at": row["at"].astimezone(UTC).isoformat(),
-                    "project_id": row["project_id"],
-                    "project": row["project_name"],
-                    "actor": row["actor"],
-                    "type": row["type"],
-                    "object_id": row["object_id"],
-                    "size_bytes": row["size_bytes"],
-                    "sha256": digest,
-                    "data": row["data"],
-                }
-                if as_json:
-                    print(json.dumps(record, ensure_ascii=False))
-                else:
-                    owner = record["project"] or record["project_id"]
-                    columns = [record["at"], owner, record["actor"], record["type"], record["object_id"]]
-                    if digest:
-                        columns.append(f"{record['size_bytes']} bytes, SHA-256 {digest}")
-                    columns.append(json.dumps(record["data"], ensure_ascii=False, sort_keys=True))
-                    print("  ".join(map(str, columns)))

@@ -14,6 +14,7 @@ import psycopg
 import structlog
 
 from ray_job.contract.object_keys import batch_prefix, file_key
+from service.audit_log import RETENTION
 from service.db import query
 from service.errors import ObjectStoreError
 from service.logging import error_text
@@ -22,7 +23,6 @@ from service.reconciler.backends import Backends
 logger = structlog.get_logger(__name__)
 
 SWEEP_INTERVAL_S: Final = 60.0
-ACTOR: Final = "retention"
 # Rows per statement. Locks stay short, and a stop is noticed soon.
 _CHUNK: Final = 100
 
@@ -67,7 +67,7 @@ def sweep(backends: Backends, over: Event) -> None:
             ids = [row["id"] for row in connection.execute(query("batches_to_remove"), values)]
             removed = connection.execute(query("remove_batches"), {"ids": ids}).fetchall() if ids else []
         for row in removed:
-            logger.info("batch.deleted", batch_id=row["id"], actor=ACTOR)
+            logger.info("batch.deleted", batch_id=row["id"], actor=RETENTION.id)
         backends.metrics.removals.labels(object="batch").inc(len(removed))
         if len(removed) < _CHUNK:
             break
@@ -113,7 +113,7 @@ def _remove_file(backends: Backends, file_id: str) -> bool:
             logger.warning("retention.store_refused", file_id=file_id, error=str(error))
             return False
         reason = "expired" if row["deleted_by"] is None else f"deleted by {row['deleted_by']} while a batch read it"
-        connection.execute(query("remove_file"), {"id": file_id, "actor": ACTOR, "reason": reason})
-    logger.info("file.deleted", file_id=file_id, actor=ACTOR)
+        connection.execute(query("remove_file"), {"id": file_id, "reason": reason, **RETENTION.values()})
+    logger.info("file.deleted", file_id=file_id, actor=RETENTION.id)
     backends.metrics.removals.labels(object="file").inc()
     return True

@@ -20,6 +20,7 @@ from tests.cluster.provider import StandInProvider, stand_in_provider
 
 SECRETS: Final = {
     "database_owner_password": "1f2e3d4c5b6a79880000000000000000",
+    "database_service_password": "2f2e3d4c5b6a79880000000000000000",
     "object_store_secret_access_key": "3f2e3d4c5b6a79880000000000000000",
 }
 

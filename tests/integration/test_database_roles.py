@@ -92,7 +92,11 @@ def test_objects_of_an_administrator_in_the_schema_are_left_alone(roles: tuple[s
 
 @pytest.mark.parametrize(
     ("role", "problem"),
-    [("nobody", "the role nobody does not exist"), ("roles_owner", "could change the audit log"), ("postgres", "could")],
+    [
+        ("nobody", "the role nobody does not exist"),
+        ("roles_owner", "could change the audit log"),
+        ("postgres", "could"),
+    ],
 )
 def test_role_that_would_not_be_limited_is_refused(roles: tuple[str, str], role: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=problem):

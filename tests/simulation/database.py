@@ -46,7 +46,7 @@ SET timezone = 'UTC';
 """
 # After so many histories all tables are truncated, which costs more than deleting rows but leaves no dead ones.
 _TRUNCATE_EVERY: Final = 50
-# The audit log refuses to be emptied, and no history writes to it.
+# The audit log refuses to be emptied, and no history reads it.
 _KEPT_TABLES: Final = ("migrations", "audit_log", "audit_seals")
 
 

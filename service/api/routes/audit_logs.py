@@ -1,6 +1,6 @@
-"""``GET /v1/organization/audit_logs``: deletions and changes in the key's project.
+"""``GET /v1/organization/audit_logs``: what was done in the key's project, by whom and from where.
 
-The shape is OpenAI's: the details of an event are under its type. Those of a deleted file include its size and digest.
+The shape is OpenAI's: the details of an event are under its type. Those of a file include its size and digest.
 Source: https://platform.openai.com/docs/api-reference/audit-logs.
 """
 
@@ -26,17 +26,31 @@ UnixTime = Annotated[int, Field(ge=0, lt=NEWEST)]
 
 
 class AuditLogApiKey(Answer):
-    """The API key that made the change."""
+    """The API key of the request."""
 
     id: str
     type: Literal["service_account"] = "service_account"
 
 
+class AuditLogUser(Answer):
+    """The operator at the command line: user and host, or the name that was given."""
+
+    id: str
+
+
+class AuditLogSession(Answer):
+    """Origin of the action: the address of the API's client, or the operator."""
+
+    ip_address: str | None = None
+    user: AuditLogUser | None = None
+
+
 class AuditLogActor(Answer):
-    """The author of the change: an API key, an operator at the command line, or the stack itself (retention)."""
+    """The author of the action: an API key, an operator at the command line, or the stack itself (retention)."""
 
     type: Literal["api_key", "operator", "retention"]
     api_key: AuditLogApiKey | None = None
+    session: AuditLogSession | None = None
 
 
 class AuditLogProject(Answer):
@@ -57,6 +71,7 @@ class AuditLog(Answer):
     effective_at: int
     project: AuditLogProject
     actor: AuditLogActor
+    request_id: str | None = None
 
     @classmethod
     def from_row(cls, row: DictRow) -> Self:
@@ -67,12 +82,16 @@ class AuditLog(Answer):
         actor: dict[str, Any] = {"type": row["actor"]}
         if row["actor"] not in {"operator", "retention"}:
             actor = {"type": "api_key", "api_key": {"id": row["actor"]}}
+        if row["client_address"] or row["operator"]:
+            user = {"id": row["operator"]} if row["operator"] else None
+            actor["session"] = {"ip_address": row["client_address"], "user": user}
         fields = {
             "id": row["id"],
             "type": row["type"],
             "effective_at": int(row["at"].timestamp()),
             "project": {"id": row["project_id"], "name": row["project_name"]},
             "actor": actor,
+            "request_id": row["request_id"],
             row["type"]: details,
         }
         return cls.model_validate(fields)

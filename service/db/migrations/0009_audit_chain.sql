@@ -27,3 +27,9 @@ CREATE TABLE refused_logins (
     count       bigint NOT NULL,
     PRIMARY KEY (minute, address, error_code, key_id)
 );
+
+-- The position in the chain up to which each syslog server has the log.
+CREATE TABLE audit_exports (
+    target    text PRIMARY KEY,  -- host:port
+    position  bigint NOT NULL DEFAULT 0
+);
