@@ -1,7 +1,7 @@
 """Chain of digests over the audit log, by which a changed, removed or inserted entry is noticed.
 
 Services add entries; the reconciler seals them. The seal of an entry is the SHA-256 of the previous seal (32 zero bytes
-for the first one) followed by the entry in canonical form. Seals are numbered in the order of sealing, so an entry whose
+for the first one) followed by the entry in canonical form. Seals are numbered in the order of sealing: an entry whose
 transaction commits late is sealed later, and gaps of the sequence ``audit_log.seq`` do not matter.
 
 Who can rewrite both tables can also make a new chain. So an auditor keeps the head, or exports the log, and compares.
@@ -51,7 +51,7 @@ class Head:
             head = cls(seq=int(seq), sha256=bytes.fromhex(digest))
         except ValueError:
             head = cls(seq=0, sha256=b"")
-        if head.seq < 1 or len(head.sha256) != len(_GENESIS):
+        if len(head.sha256) != len(_GENESIS):
             raise CloisterError(f"{text!r} is not a head: give SEQ:SHA256 as `cloister audit verify` printed it")
         return head
 

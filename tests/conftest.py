@@ -70,9 +70,10 @@ def as_service(url: str) -> str:
     return url.replace("postgresql://postgres:@", f"postgresql://{SERVICE_ROLE}:@")
 
 
-def as_owner(url: str) -> str:
-    """Return the URL of a database for the superuser, who owns the schema in tests."""
-    return url.replace(f"postgresql://{SERVICE_ROLE}:@", "postgresql://postgres:@")
+def as_owner(pool: Pool) -> str:
+    """Return the URL of a pool's database for the superuser, who owns the schema in tests."""
+    assert isinstance(pool.conninfo, str)
+    return pool.conninfo.replace(f"postgresql://{SERVICE_ROLE}:@", "postgresql://postgres:@")
 
 
 @pytest.fixture

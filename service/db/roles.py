@@ -4,7 +4,8 @@ The owner runs the migrations. The service reads and writes rows. It can add to 
 cannot change or delete what they hold: it owns no table, so it cannot disable their triggers either.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -22,6 +23,11 @@ _FUNCTIONS: Final = """
 SELECT oid::regprocedure::text FROM pg_proc
 WHERE pronamespace = 'public'::regnamespace AND proowner = current_user::regrole
 """
+# The service cannot choose the number and the id of an entry.
+_AUDIT_COLUMNS: Final = """
+SELECT attname FROM pg_attribute
+WHERE attrelid = 'audit_log'::regclass AND attnum > 0 AND NOT attisdropped AND attname NOT IN ('seq', 'id')
+"""
 _GRANTS: Final = (
     # Before Postgres 15, everyone could create objects in the schema, among them functions that the owner then runs.
     "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
@@ -29,7 +35,9 @@ _GRANTS: Final = (
     "GRANT USAGE ON SCHEMA public TO {role}",
     "REVOKE ALL ON {tables} FROM {role}",
     "GRANT SELECT, INSERT, UPDATE, DELETE ON {tables} TO {role}",
-    "REVOKE UPDATE, DELETE ON audit_log, audit_seals FROM {role}",
+    "REVOKE INSERT, UPDATE, DELETE ON audit_log FROM {role}",
+    "GRANT INSERT ({audit_columns}) ON audit_log TO {role}",
+    "REVOKE UPDATE, DELETE ON audit_seals FROM {role}",
     "REVOKE INSERT, UPDATE, DELETE ON migrations FROM {role}",
     "GRANT USAGE ON SEQUENCE {sequences} TO {role}",
     "GRANT EXECUTE ON FUNCTION {functions} TO {role}",
@@ -58,14 +66,15 @@ def grant_service_role(connection: psycopg.Connection, role: str) -> None:
     # Two grants at a time fail with "tuple concurrently updated".
     connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
 
-    def relations(*kinds: str) -> sql.Composed:
-        return sql.SQL(", ").join(sql.Identifier(name) for (name,) in connection.execute(_RELATIONS, [list(kinds)]))
+    def named(query: LiteralString, *values: Sequence[str]) -> sql.Composed:
+        return sql.SQL(", ").join(sql.Identifier(name) for (name,) in connection.execute(query, values))
 
     names = {
         "database": sql.Identifier(connection.info.dbname),
         "role": sql.Identifier(role),
-        "tables": relations("r", "p", "v", "m"),
-        "sequences": relations("S"),
+        "tables": named(_RELATIONS, ["r", "p", "v", "m"]),
+        "sequences": named(_RELATIONS, ["S"]),
+        "audit_columns": named(_AUDIT_COLUMNS),
         # Postgres quotes these names itself; they have arguments.
         "functions": sql.SQL(", ").join(sql.SQL(name) for (name,) in connection.execute(_FUNCTIONS)),
     }

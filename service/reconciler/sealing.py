@@ -31,7 +31,8 @@ def keep_sealing(backends: Backends, over: Event) -> None:
             while seal_entries(backends.pool) and not over.is_set():
                 pass
             if time.monotonic() - searched_at >= _SEARCH_INTERVAL_S and not over.is_set():
-                seal_entries(backends.pool, whole_log=True)
+                while seal_entries(backends.pool, whole_log=True) and not over.is_set():
+                    pass
                 searched_at = time.monotonic()
         except Exception as error:  # noqa: BLE001 - the shell of a thread: the next round retries
             log = logger.warning if isinstance(error, psycopg.OperationalError) else logger.exception

@@ -131,7 +131,8 @@ SELECT position, seq, sha256 FROM audit_seals ORDER BY position DESC LIMIT 1
 -- Entries after the one that was sealed so many positions ago, in their order; all entries without that position.
 SELECT audit_log.* FROM audit_log
 WHERE seq > coalesce((SELECT s.seq FROM audit_seals s
-                      WHERE s.position = (SELECT max(position) FROM audit_seals) - %(distance)s::bigint), 0)
+                      WHERE s.position = (SELECT max(position) FROM audit_seals) - %(distance)s::bigint),
+                     '-9223372036854775808'::bigint)
   AND NOT EXISTS (SELECT FROM audit_seals WHERE audit_seals.seq = audit_log.seq)
 ORDER BY seq
 LIMIT %(limit)s
