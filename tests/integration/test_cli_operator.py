@@ -1,7 +1,10 @@
 """Commands for the operator of a stack, on a real database."""
 
 import json
+import os
+import pwd
 import re
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -183,6 +186,20 @@ def test_audit_log_has_every_change(run: Run) -> None:
         {"name": "a", "max_stored_bytes": 100}, {"max_stored_bytes": None}
     ]  # fmt: skip
     assert key not in run("audit")
+
+
+def test_audit_log_names_the_operator(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("projects", "create", "a", "--operator", "ada")
+    monkeypatch.setenv("CLOISTER_OPERATOR", "grace")
+    run("keys", "create", "k", "--project", "a")
+    run("webhooks", "create", "https://hooks.example/", "--project", "a")
+    monkeypatch.delenv("CLOISTER_OPERATOR")
+    run("projects", "archive", "a")
+    records = [json.loads(line) for line in run("audit", "list", "--json").splitlines()]
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert [record["operator"] for record in records] == ["ada", "grace", "grace", f"{user}@{socket.gethostname()}"]
+    assert {record["actor"] for record in records} == {"operator"}
+    assert "a  operator ada  project.created" in run("audit")
 
 
 def test_audit_log_is_filtered_by_project_and_time(run: Run, pool: Pool) -> None:

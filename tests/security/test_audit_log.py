@@ -141,7 +141,7 @@ def tamper(pool: Pool, *statements: str) -> None:
     with psycopg.connect(as_owner(pool)) as superuser:
         superuser.execute("SET LOCAL session_replication_role = replica")
         for statement in statements:
-            superuser.execute(statement)  # type: ignore[arg-type]
+            superuser.execute(statement)
 
 
 def checked(pool: Pool, head: Head | None = None) -> Verification:

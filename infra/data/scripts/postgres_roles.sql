@@ -17,3 +17,5 @@ WHERE :'database' NOT IN (SELECT datname FROM pg_database)
 \gexec
 
 REVOKE ALL ON DATABASE :"database", postgres, template1 FROM PUBLIC;
+-- The migrations grant this too, but a restored dump lacks it.
+GRANT CONNECT ON DATABASE :"database" TO :"service";

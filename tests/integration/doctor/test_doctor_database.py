@@ -55,6 +55,20 @@ def test_missing_table_permission_is_no_network_problem(
     assert "network policy" not in run["database"]
 
 
+@pytest.mark.usefixtures("settings")
+def test_role_that_cannot_change_the_audit_log_is_good(doctor: Doctor) -> None:
+    assert doctor().results["database role"] == "ok"
+
+
+def test_role_that_owns_the_schema_is_a_warning(
+    doctor: Doctor, settings: Callable[..., None], database_url: str
+) -> None:
+    settings(DATABASE_URL=database_url)
+    run = doctor()
+    assert run["database role"].startswith("warning: postgres owns the schema")
+    assert "docs/how-to/deploy.md" in run["database role"]
+
+
 def test_query_that_waits_for_a_lock_times_out(settings: Callable[..., None], database_url: str) -> None:
     settings()
     with psycopg.connect(database_url) as other:

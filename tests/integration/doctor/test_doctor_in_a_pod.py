@@ -37,6 +37,7 @@ def test_correct_stack_has_no_failures(doctor: Doctor, tmp_path: Path) -> None:
         "cluster": "not_checked",
         "database": "ok",
         "migrations": "ok",
+        "database role": "ok",
         "object store": "ok",
         "models": "ok",
         "launcher": "not_checked",
