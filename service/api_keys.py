@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from service.audit_log import OPERATOR, Actor, record_action
+from service.audit.log import OPERATOR, Actor, record_action
 from service.db import Pool, query
 from service.db.rows import fetch_all, fetch_value
 from service.errors import CloisterError

@@ -11,7 +11,7 @@ from typing import Final
 
 from psycopg.errors import UniqueViolation
 
-from service.audit_log import OPERATOR, Actor, record_action
+from service.audit.log import OPERATOR, Actor, record_action
 from service.db import Pool, query
 from service.db.rows import fetch_one, fetch_optional, record
 from service.errors import CloisterError

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 from standardwebhooks import Webhook
 
-from service.audit_log import Actor
+from service.audit.log import Actor
 from service.db import Pool, query
 from service.errors import CloisterError
 

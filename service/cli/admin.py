@@ -14,7 +14,7 @@ import psycopg
 import typer
 
 from service.api_keys import DEFAULT_SCOPES, Scope, create_api_key, list_api_keys, revoke_api_key
-from service.audit_log import OPERATOR, Actor
+from service.audit.log import OPERATOR, Actor
 from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
 from service.db import Pool, open_pool
 from service.errors import CloisterError

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from service.audit_chain import Head, canonical
-from service.audit_chain import verify as verify_chain
-from service.audit_export import export_lines, export_to_file, export_to_syslog
+from service.audit.chain import Head, canonical
+from service.audit.chain import verify as verify_chain
+from service.audit.export import export_lines, export_to_file, export_to_syslog
 from service.cli.admin import stack_database
 from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
 from service.db import query
@@ -38,6 +38,8 @@ def show(
     """List, verify and export the audit log. Without a command, list it."""
     if context.invoked_subcommand is None:
         list_entries(project=project, since=since, as_json=as_json, data_dir=data_dir)
+    elif project or since or as_json or data_dir != DEFAULT_DATA_DIR:
+        raise typer.BadParameter(f"give the options after `{context.invoked_subcommand}`")
 
 
 @audit.command("list")

@@ -14,7 +14,7 @@ import psycopg
 import structlog
 
 from ray_job.contract.object_keys import batch_prefix, file_key
-from service.audit_log import RETENTION
+from service.audit.log import RETENTION
 from service.db import query
 from service.errors import ObjectStoreError
 from service.logging import error_text

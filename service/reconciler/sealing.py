@@ -8,7 +8,7 @@ from typing import Final
 import psycopg
 import structlog
 
-from service.audit_chain import seal_entries
+from service.audit.chain import seal_entries
 from service.db import Pool, query
 from service.logging import error_text
 from service.reconciler.backends import Backends

@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 from typer.testing import CliRunner, Result
 
-from service.audit_chain import seal_entries
+from service.audit.chain import seal_entries
 from service.cli.app import app
 from service.db import Pool
 from service.projects import create_project

@@ -217,3 +217,7 @@ def test_audit_log_is_filtered_by_project_and_time(run: Run, pool: Pool) -> None
     )
     (line,) = [line for line in run("audit").splitlines() if "file-1" in line]
     assert "proj_gone  retention  file.deleted  file-1  5 bytes, SHA-256 00ff" in line
+
+
+def test_options_of_the_audit_log_belong_to_its_command() -> None:
+    assert "give the options after" in refused("audit", "--data-dir", "elsewhere", "verify").output

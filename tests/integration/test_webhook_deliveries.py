@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from service.audit_log import OPERATOR
+from service.audit.log import OPERATOR
 from service.reconciler.webhooks import keep_delivering
 from service.webhooks import EventType, create_endpoint
 from tests.integration.reconciler_harness import BATCH, Stack, eventually, line, looping

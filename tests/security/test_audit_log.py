@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from service.api_keys import Scope, create_api_key, list_api_keys, revoke_api_key
-from service.audit_chain import Head, Verification, seal_entries, verify
+from service.audit.chain import Head, Verification, seal_entries, verify
 from service.cli.app import main
 from service.db import Pool
 from service.projects import Project, create_project

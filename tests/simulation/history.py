@@ -13,7 +13,7 @@ import psycopg
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.object_keys import file_key
-from service.audit_log import Actor
+from service.audit.log import Actor
 from service.coordinator import leasing
 from service.db import query
 from service.errors import LauncherError, ObjectStoreError

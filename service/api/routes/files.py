@@ -19,7 +19,7 @@ from service.api.dependencies import BackendsDependency, ReadAccess, SubmitAcces
 from service.api.openapi import INVALID_CURSOR, INVALID_ID, NO_ROOM, TOO_MANY_WRONG_KEYS, WITH_KEY, described, link
 from service.api.routes.uploads import UPLOAD_BODY, UploadDependency
 from service.api.schemas import NEWEST, DeletedFile, FileObject, Page, Text
-from service.audit_log import Actor, record_action
+from service.audit.log import Actor, record_action
 from service.backends import Backends
 from service.db import query
 from service.db.rows import FileRow, fetch_all, fetch_one, fetch_optional, fetch_value

@@ -18,7 +18,7 @@ from service.api.routes.batches import NO_BATCH, BatchId, find_batch
 from service.api.routes.files import find_file, resumable
 from service.api.transfers import Transfer, Transfers, full_disk_reported
 from service.assembly import CommittedRows, PartRecord, committed_rows
-from service.audit_log import record_action
+from service.audit.log import record_action
 from service.backends import Backends
 from service.db.rows import fetch_all
 from service.errors import ApiError, NotFoundError, ObjectNotFoundError

@@ -8,7 +8,7 @@ ALTER TABLE audit_log
     ADD COLUMN request_id      text;        -- of the request to the API, as in its log
 
 -- One row for each sealed entry, in the order of sealing. sha256 is the digest of the previous seal's digest and the
--- entry (service.audit_chain), so it vouches for all entries before it.
+-- entry (service.audit.chain), so it vouches for all entries before it.
 CREATE TABLE audit_seals (
     position  bigint PRIMARY KEY CHECK (position > 0),  -- without gaps, from 1 on
     seq       bigint NOT NULL UNIQUE,                   -- of the entry in audit_log

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from service.audit_chain import SealedEntry, position_of, sealed_entries
+from service.audit.chain import SealedEntry, position_of, sealed_entries
 from service.db import Pool, query
 from service.db.rows import fetch_value
 from service.errors import CloisterError

@@ -1,7 +1,7 @@
 """Entries of the audit log: who did what, from where.
 
 Each entry is added in the transaction of the action that it records. Entries hold ids, sizes, digests and settings,
-never content, file names or secrets. ``service.audit_chain`` seals them, so that a later change is noticed.
+never content, file names or secrets. ``service.audit.chain`` seals them, so that a later change is noticed.
 """
 
 from dataclasses import dataclass
