@@ -49,7 +49,7 @@ def deploy_batch_service(
         placement=placement,
         database_url=postgres.url(postgres.service),
         database_owner_url=postgres.url(postgres.owner),
-        database_service_role=postgres.service.role if postgres.service != postgres.owner else "",
+        database_service_role="" if postgres.service.role == postgres.owner.role else postgres.service.role,
         has_database_ca=bool(postgres.ca_pem),
         object_store_url=store.url,
         max_running_jobs=file.limits.max_running_jobs,

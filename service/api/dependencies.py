@@ -67,7 +67,7 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
         address = client_address(request)
         if refusal := wrong_keys.refusal(address, key):
             raise refusal
-        access = authenticate(backends.pool, key, client_address=address, request_id=request.state.request_id)
+        access = authenticate(backends.pool, key, client_address=address or None, request_id=request.state.request_id)
         if access is None:
             wrong_keys.count(address)
             count_refused_login(backends.pool, key, network=client_network(address))

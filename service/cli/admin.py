@@ -36,6 +36,7 @@ webhooks = typer.Typer(help="Manage the webhook endpoints of a stack.", no_args_
 
 _DAY_S: Final = 24 * 3600
 _MAX_DIGITS: Final = 19
+_MAX_OPERATOR_LENGTH: Final = 100
 # The largest value of each column of the table projects.
 _MAX_LIMITS: Final = {
     "max_batches_in_progress": (1 << 31) - 1,
@@ -64,7 +65,13 @@ RetentionDays = Annotated[
 
 
 def operator_actor(name: str) -> Actor:
-    """Return the operator as the author of changes: a given name, or the user and the host of this process."""
+    """Return the operator as the author of changes: a given name, or the user and the host of this process.
+
+    Raises:
+        typer.BadParameter: the name is too long or has a line break or another control character.
+    """
+    if not name.isprintable() or len(name) > _MAX_OPERATOR_LENGTH:
+        raise typer.BadParameter(f"give 1 to {_MAX_OPERATOR_LENGTH} printable characters", param_hint="--operator")
     if name:
         return replace(OPERATOR, operator=name)
     try:

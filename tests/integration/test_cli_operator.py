@@ -219,5 +219,10 @@ def test_audit_log_is_filtered_by_project_and_time(run: Run, pool: Pool) -> None
     assert "proj_gone  retention  file.deleted  file-1  5 bytes, SHA-256 00ff" in line
 
 
+@pytest.mark.usefixtures("run")
+def test_operator_cannot_forge_a_line_of_the_log() -> None:
+    assert "printable characters" in refused("projects", "create", "a", "--operator", "ada\n2026-01-01").output
+
+
 def test_options_of_the_audit_log_belong_to_its_command() -> None:
     assert "give the options after" in refused("audit", "--data-dir", "elsewhere", "verify").output
