@@ -93,15 +93,19 @@ def test_events_can_be_filtered_by_object_actor_project_and_time(
     first, second = delete_a_file(client), delete_a_file(client)
     listing = admin.admin.organization.audit_logs.list
     log = listing().data[0]
-    assert [found.type for found in listing(resource_ids=[first])] == ["file.deleted", "file.created"]  # type: ignore[comparison-overlap]
+    assert [found.type for found in listing(resource_ids=[first])] == [
+        "file.deleted",
+        "file.deletion_requested",
+        "file.created",
+    ]  # type: ignore[comparison-overlap]
     assert log.actor.api_key is not None
-    assert len(listing(actor_ids=[str(log.actor.api_key.id)]).data) == 4
-    assert len(listing(project_ids=[project.id]).data) == 7
+    assert len(listing(actor_ids=[str(log.actor.api_key.id)]).data) == 6
+    assert len(listing(project_ids=[project.id]).data) == 9
     assert listing(project_ids=["proj_other"]).data == []
     assert second in str([found.to_dict() for found in listing(effective_at={"gte": log.effective_at})])
     assert listing(effective_at={"gt": log.effective_at}).data == []
     assert listing(effective_at={"lt": 1}).data == listing(effective_at={"lte": 0}).data == []
-    assert len(listing(effective_at={"lte": log.effective_at}).data) == 7
+    assert len(listing(effective_at={"lte": log.effective_at}).data) == 9
 
 
 def test_events_of_another_project_are_not_listed(stranger: openai.OpenAI, admin: openai.OpenAI) -> None:

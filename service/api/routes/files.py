@@ -19,7 +19,7 @@ from service.api.dependencies import BackendsDependency, ReadAccess, SubmitAcces
 from service.api.openapi import INVALID_CURSOR, INVALID_ID, NO_ROOM, TOO_MANY_WRONG_KEYS, WITH_KEY, described, link
 from service.api.routes.uploads import UPLOAD_BODY, UploadDependency
 from service.api.schemas import NEWEST, DeletedFile, FileObject, Page, Text
-from service.audit.log import Actor, record_action
+from service.audit.log import Actor
 from service.backends import Backends
 from service.db import query
 from service.db.rows import FileRow, fetch_all, fetch_one, fetch_optional, fetch_value
@@ -292,15 +292,6 @@ def delete_file(backends: BackendsDependency, access: SubmitAccess, file_id: Fil
             raise NotFoundError(f"No such File object: {file_id}", param="id")
         is_in_use = fetch_value(connection, "file_is_in_use", parameters)
         connection.execute(query("hide_file"), parameters)
-        if is_in_use:
-            # The reconciler records the deletion later, and does not know this request.
-            record_action(
-                connection,
-                "file.deletion_requested",
-                actor=access.actor,
-                project_id=access.project.id,
-                object_id=file_id,
-            )
     if not is_in_use:
         try:
             backends.store.delete(file_key(file_id))

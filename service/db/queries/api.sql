@@ -107,7 +107,12 @@ SELECT EXISTS (
 ) AS in_use
 
 -- name: hide_file
-UPDATE files SET deleted_at = now(), deleted_by = %(actor)s WHERE id = %(id)s
+-- The entry has the request; the content may be deleted later, by the reconciler.
+WITH hidden AS (
+    UPDATE files SET deleted_at = now(), deleted_by = %(actor)s WHERE id = %(id)s RETURNING id, project_id
+)
+INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id)
+SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'file.deletion_requested', id FROM hidden
 
 -- name: remove_file
 -- Runs after the object was deleted. Of two concurrent runs, one adds an audit log entry.
