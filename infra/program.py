@@ -78,6 +78,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         "credentials",
         names=names,
         owner=postgres.owner,
+        service=postgres.service,
         service_key=store.service,
         encryption_keys=config.secret("encryption_keys"),
         receipt_key=config.secret("receipt_key"),
@@ -260,7 +261,7 @@ def stays_after_destroy(config: StackConfig) -> list[str]:
             f"`kubectl delete namespace {names.service_namespace}` deletes it permanently"
         )
     if file.database.kind == "external":
-        stays.append(f"the database and its role at {file.database.url.rpartition('@')[2]}")
+        stays.append(f"the database and its roles at {file.database.url.rpartition('@')[2]}")
     if file.object_store.kind == "s3":
         prefix = file.object_store.prefix or names.object_prefix
         stays.append(f"the objects in s3://{file.object_store.bucket}/{prefix}")

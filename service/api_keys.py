@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from service.audit.log import OPERATOR, Actor, record_action
 from service.db import Pool, query
 from service.db.rows import fetch_all, fetch_value
 from service.errors import CloisterError
-from service.projects import Project, audit
+from service.projects import Project
 from service.scopes import DEFAULT_SCOPES, Scope
 
 _KEY_PREFIX: Final = "sk-cloister-"
@@ -25,16 +26,16 @@ class Access:
 
     Attributes:
         project: the project that it acts for.
-        key_id: the API key; of a person, ``identity``.
+        key_id: the API key; of a person, ``user:`` and the subject of their token.
         scopes: what it may do.
-        identity: who acts, for the audit log: the id of the key, or ``user:`` and the subject of a person's token.
+        actor: who acts and from where, for the audit log; its id is ``key_id``.
         expires_at: when a person's token expires; aware. None for a key, whose expiry the database knows.
     """
 
     project: Project
     key_id: str
     scopes: frozenset[Scope]
-    identity: str
+    actor: Actor
     expires_at: datetime | None = None
 
 
@@ -71,6 +72,7 @@ def create_api_key(
     name: str,
     scopes: Iterable[Scope] = DEFAULT_SCOPES,
     expires_at: datetime | None = None,
+    actor: Actor = OPERATOR,
 ) -> str:
     """Create a key for a project and return it. It cannot be shown again.
 
@@ -80,6 +82,7 @@ def create_api_key(
         name: a name for listings.
         scopes: the key's permissions, at least one; ``read`` and ``submit`` by default.
         expires_at: aware time from which the key is refused; never by default.
+        actor: the author, for the audit log.
 
     Raises:
         CloisterError: the project is archived.
@@ -103,7 +106,7 @@ def create_api_key(
         if row is None:
             raise CloisterError("the project is archived and its keys are refused; choose another with --project")
         data = {"name": name, "scopes": names, "expires_at": expires_at and int(expires_at.timestamp())}
-        audit(connection, "api_key.created", project_id=project_id, object_id=key_id, data=data)
+        record_action(connection, "api_key.created", actor=actor, project_id=project_id, object_id=key_id, data=data)
     return key
 
 
@@ -115,15 +118,24 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def authenticate(pool: Pool, key: str, max_lifetime: timedelta | None = None) -> Access | None:
+def authenticate(
+    pool: Pool,
+    key: str,
+    max_lifetime: timedelta | None = None,
+    *,
+    client_address: str | None = None,
+    request_id: str | None = None,
+) -> Access | None:
     """Return the access that a key grants, or None if it is unknown, expired or revoked.
 
     The use is recorded once a minute.
 
     Args:
         pool: the database.
-        key: the key.
+        key: the key that the client sent.
         max_lifetime: how long after its creation any key expires; None for no limit.
+        client_address: IP address of the client, for the audit log.
+        request_id: id of the request, for the audit log.
     """
     digest = key_digest(key)
     values = {"key_sha256": digest, "max_lifetime": max_lifetime}
@@ -137,7 +149,22 @@ def authenticate(pool: Pool, key: str, max_lifetime: timedelta | None = None) ->
             connection.execute(query("note_use_of_api_key"), {"id": row["id"]})
     project = Project(id=row["project_id"], name=row["project_name"])
     scopes = frozenset(map(Scope, row["scopes"]))
-    return Access(project=project, key_id=row["id"], scopes=scopes, identity=row["id"])
+    actor = Actor(id=row["id"], client_address=client_address, request_id=request_id)
+    return Access(project=project, key_id=row["id"], scopes=scopes, actor=actor)
+
+
+def count_refused_login(pool: Pool, key: str, *, network: str, missing_scope: bool = False) -> None:
+    """Count a refused login. The audit log gets one entry per minute, network, reason and known key, with the count.
+
+    Args:
+        pool: the database.
+        key: the key that the client sent. Its id is recorded if it exists.
+        network: the client's address, without the part that it can choose freely.
+        missing_scope: the key is valid, but lacks the scope; otherwise the key is unknown, revoked or expired.
+    """
+    values = {"key_sha256": key_digest(key), "address": network, "missing_scope": missing_scope}
+    with pool.connection() as connection:
+        connection.execute(query("count_refused_login"), values)
 
 
 def digests_of_valid_keys(pool: Pool, max_lifetime: timedelta | None = None) -> frozenset[bytes]:
@@ -161,11 +188,14 @@ def list_api_keys(pool: Pool, *, project_id: str | None = None, max_lifetime: ti
         return fetch_all(connection, ApiKey, "list_api_keys", values)
 
 
-def revoke_api_key(pool: Pool, key_id: str) -> bool:
+def revoke_api_key(pool: Pool, key_id: str, *, actor: Actor = OPERATOR) -> bool:
     """Refuse a key from now on. Return whether the key exists; revoking it again changes nothing."""
     with pool.connection() as connection:
         row = connection.execute(query("revoke_api_key"), {"id": key_id}).fetchone()
         if row is None:
             return fetch_value(connection, "api_key_by_id", {"id": key_id}) is not None
-        audit(connection, "api_key.deleted", project_id=row["project_id"], object_id=key_id, data={"name": row["name"]})
+        data = {"name": row["name"]}
+        record_action(
+            connection, "api_key.deleted", actor=actor, project_id=row["project_id"], object_id=key_id, data=data
+        )
         return True

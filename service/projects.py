@@ -7,20 +7,17 @@ import dataclasses
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-import psycopg
 from psycopg.errors import UniqueViolation
-from psycopg.rows import DictRow
-from psycopg.types.json import Jsonb
 
+from service.audit.log import OPERATOR, Actor, record_action
 from service.db import Pool, query
 from service.db.rows import fetch_one, fetch_optional, record
 from service.errors import CloisterError
 from service.quotas import Limits, ProjectSettings, Use
 
 DEFAULT_PROJECT_NAME: Final = "default"
-OPERATOR: Final = "operator"
 _ID_PREFIX: Final = "proj_"
 _MAX_NAME_LENGTH: Final = 100
 
@@ -46,23 +43,9 @@ class ProjectReport:
     use: Use
 
 
-def audit(
-    connection: psycopg.Connection[DictRow], type: str, *, project_id: str, object_id: str, data: dict[str, Any]
-) -> None:
-    """Record an operator's action in the audit log, in the caller's transaction.
-
-    Args:
-        connection: the transaction that also makes the change.
-        type: OpenAI's name of the event, e.g. ``project.created``.
-        project_id: the project that changes.
-        object_id: the project or API key.
-        data: the new values; never a key or a secret.
-    """
-    values = {"project_id": project_id, "actor": OPERATOR, "type": type, "object_id": object_id, "data": Jsonb(data)}
-    connection.execute(query("insert_audit"), values)
-
-
-def create_project(pool: Pool, name: str, *, limits: Limits | None = None, retention_s: int | None = None) -> Project:
+def create_project(
+    pool: Pool, name: str, *, limits: Limits | None = None, retention_s: int | None = None, actor: Actor = OPERATOR
+) -> Project:
     """Create a project. By default it has no limits and the stack's retention.
 
     Raises:
@@ -79,7 +62,8 @@ def create_project(pool: Pool, name: str, *, limits: Limits | None = None, reten
         with pool.connection() as connection:
             connection.execute(query("insert_project"), {"id": project.id, "name": name, **settings})
             data = {"name": name, **{key: value for key, value in settings.items() if value is not None}}
-            audit(connection, "project.created", project_id=project.id, object_id=project.id, data=data)
+            ids = {"project_id": project.id, "object_id": project.id}
+            record_action(connection, "project.created", actor=actor, **ids, data=data)
     except UniqueViolation:
         raise CloisterError(
             f"a project {name!r} already exists; change it with `cloister projects set`, or choose another name"
@@ -87,14 +71,14 @@ def create_project(pool: Pool, name: str, *, limits: Limits | None = None, reten
     return project
 
 
-def ensure_default_project(pool: Pool) -> Project:
+def ensure_default_project(pool: Pool, *, actor: Actor = OPERATOR) -> Project:
     """Return the project named ``default``, and create it if needed. Safe to call concurrently."""
     values = {"id": f"{_ID_PREFIX}{secrets.token_hex(12)}", "name": DEFAULT_PROJECT_NAME}
     with pool.connection() as connection:
         project = fetch_one(connection, Project, "ensure_project", values)
         if project.id == values["id"]:
-            data = {"name": DEFAULT_PROJECT_NAME}
-            audit(connection, "project.created", project_id=project.id, object_id=project.id, data=data)
+            ids = {"project_id": project.id, "object_id": project.id}
+            record_action(connection, "project.created", actor=actor, **ids, data={"name": DEFAULT_PROJECT_NAME})
     return project
 
 
@@ -118,7 +102,7 @@ def list_projects(pool: Pool) -> list[ProjectReport]:
     return [record(ProjectReport, {**row, "limits": record(Limits, row), "use": record(Use, row)}) for row in rows]
 
 
-def set_project(pool: Pool, project: Project, changes: dict[str, int | None]) -> None:
+def set_project(pool: Pool, project: Project, changes: dict[str, int | None], *, actor: Actor = OPERATOR) -> None:
     """Change limits or the retention of a project.
 
     What is already enqueued or stored stays, but a lower retention also applies to the files that exist.
@@ -127,14 +111,16 @@ def set_project(pool: Pool, project: Project, changes: dict[str, int | None]) ->
         pool: the database.
         project: the project to change.
         changes: new values of fields of ``Limits``, or of ``retention_s``; None removes the limit.
+        actor: the author, for the audit log.
     """
     with pool.connection() as connection:
         current = fetch_one(connection, ProjectSettings, "lock_project", {"id": project.id})
         connection.execute(query("set_project"), {**dataclasses.asdict(current), "id": project.id, **changes})
-        audit(connection, "project.updated", project_id=project.id, object_id=project.id, data=dict(changes))
+        ids = {"project_id": project.id, "object_id": project.id}
+        record_action(connection, "project.updated", actor=actor, **ids, data=dict(changes))
 
 
-def erase_project(pool: Pool, project: Project) -> bool:
+def erase_project(pool: Pool, project: Project, *, actor: Actor = OPERATOR) -> bool:
     """Refuse a project's keys from now on, and have the reconciler delete everything in it, and then the project.
 
     The audit log and the receipts stay. The name is free at once, and the project is found by its id only.
@@ -146,7 +132,8 @@ def erase_project(pool: Pool, project: Project) -> bool:
         if connection.execute(query("start_erasure"), {"id": project.id}).fetchone() is None:
             return False
         connection.execute(query("remove_endpoints_of_project"), {"id": project.id})
-        audit(connection, "project.archived", project_id=project.id, object_id=project.id, data={"erase": True})
+        ids = {"project_id": project.id, "object_id": project.id}
+        record_action(connection, "project.archived", actor=actor, **ids, data={"erase": True})
         return True
 
 
@@ -176,7 +163,7 @@ def erasure_progress(pool: Pool, project: Project) -> ErasureProgress | None:
         return fetch_optional(connection, ErasureProgress, "erasure_progress", {"id": project.id})
 
 
-def archive_project(pool: Pool, project: Project) -> bool:
+def archive_project(pool: Pool, project: Project, *, actor: Actor = OPERATOR) -> bool:
     """Refuse a project's keys from now on; its batches continue. Return False if it was archived before.
 
     Raises:
@@ -187,5 +174,5 @@ def archive_project(pool: Pool, project: Project) -> bool:
     with pool.connection() as connection:
         if connection.execute(query("archive_project"), {"id": project.id}).fetchone() is None:
             return False
-        audit(connection, "project.archived", project_id=project.id, object_id=project.id, data={})
+        record_action(connection, "project.archived", actor=actor, project_id=project.id, object_id=project.id)
         return True

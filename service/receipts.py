@@ -23,6 +23,7 @@ from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from service.audit.log import Actor
 from service.db import query
 from service.errors import CloisterError, SettingsError
 
@@ -194,7 +195,7 @@ def write_receipt(
     kind: Kind,
     object_id: str,
     project_id: str | None,
-    actor: str,
+    actor: Actor,
     reason: str,
     size_bytes: int | None = None,
     sha256: bytes | None = None,
@@ -207,7 +208,7 @@ def write_receipt(
         object_id=object_id,
         project_id=project_id,
         deleted_at=int(datetime.now(UTC).timestamp()),
-        actor=actor,
+        actor=actor.id,
         reason=reason,
         size_bytes=size_bytes,
         sha256=None if sha256 is None else sha256.hex(),
@@ -222,7 +223,7 @@ def remove_file(
     key: Ed25519PrivateKey,
     *,
     file_id: str,
-    actor: str,
+    actor: Actor,
     reason: str,
     versions: Sequence[str],
     on_behalf_of: str = "",
@@ -240,8 +241,8 @@ def remove_file(
         versions: ids of the deleted versions of the object.
         on_behalf_of: the author for the receipt, if it is another one.
     """
-    row = connection.execute(query("remove_file"), {"id": file_id, "actor": actor, "reason": reason}).fetchone()
+    row = connection.execute(query("remove_file"), {"id": file_id, "reason": reason, **actor.values()}).fetchone()
     if row is not None:
         values = {name: row[name] for name in ("object_id", "project_id", "size_bytes", "sha256")}
-        by = on_behalf_of or actor
+        by = Actor(id=on_behalf_of) if on_behalf_of else actor
         write_receipt(connection, key, kind="file", actor=by, reason=reason, versions=versions, **values)

@@ -20,6 +20,7 @@ import orjson
 from cryptography.fernet import MultiFernet
 from standardwebhooks import Webhook
 
+from service.audit.log import Actor
 from service.db import Pool, query
 from service.errors import CloisterError
 from service.stored_secrets import encrypt
@@ -236,7 +237,7 @@ def create_endpoint(
     url: str,
     events: Collection[EventType],
     name: str,
-    actor: str,
+    actor: Actor,
     networks: Collection[IpNetwork] = (),
 ) -> tuple[Endpoint, str]:
     """Create an endpoint; return it and its signing secret of 256 random bits, which is not shown again.
@@ -264,7 +265,7 @@ def create_endpoint(
         "url": url,
         "secret": encrypt(keys, secret),
         "events": [event.value for event in EventType if event in events],
-        "actor": actor,
+        **actor.values(),
     }
     with pool.connection() as connection:
         row = connection.execute(query("insert_webhook_endpoint"), values).fetchone()
@@ -290,8 +291,8 @@ def list_endpoints(
         return [Endpoint(**row) for row in connection.execute(query("list_webhook_endpoints"), values)]
 
 
-def delete_endpoint(pool: Pool, *, project_id: str | None, endpoint_id: str, actor: str) -> bool:
+def delete_endpoint(pool: Pool, *, project_id: str | None, endpoint_id: str, actor: Actor) -> bool:
     """Delete an endpoint of a project, or of any project if None; return False if it does not exist."""
-    values = {"id": endpoint_id, "project_id": project_id, "actor": actor}
+    values = {"id": endpoint_id, "project_id": project_id, **actor.values()}
     with pool.connection() as connection:
         return connection.execute(query("delete_webhook_endpoint"), values).fetchone() is not None

@@ -11,8 +11,10 @@ import psycopg
 import pytest
 
 from service.db import Pool, migrate, open_pool
+from service.db.roles import grant_service_role
 
 _numbers = itertools.count()
+SERVICE_ROLE = "cloister_service"
 
 
 def pytest_collection_finish() -> None:
@@ -44,13 +46,17 @@ def postgres_server_url() -> Iterator[str]:
 def _template_database(postgres_server_url: str) -> str:
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE cloister_template")
-    migrate(postgres_server_url.replace("/postgres?", "/cloister_template?"))
+        connection.execute(f"CREATE ROLE {SERVICE_ROLE} LOGIN")  # type: ignore[arg-type]
+    template = postgres_server_url.replace("/postgres?", "/cloister_template?")
+    migrate(template)
+    with psycopg.connect(template) as connection:
+        grant_service_role(connection, SERVICE_ROLE)
     return "cloister_template"
 
 
 @pytest.fixture
 def database_url(postgres_server_url: str, _template_database: str) -> Iterator[str]:
-    """A fresh database with the newest schema."""
+    """A fresh database with the newest schema, as the superuser."""
     name = f"test_{next(_numbers)}"
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {_template_database} STRATEGY FILE_COPY")  # type: ignore[arg-type]
@@ -68,8 +74,19 @@ def receipt_key_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def as_service(url: str) -> str:
+    """Return the URL of a database for the role that the service logs in with."""
+    return url.replace("postgresql://postgres:@", f"postgresql://{SERVICE_ROLE}:@")
+
+
+def as_owner(pool: Pool) -> str:
+    """Return the URL of a pool's database for the superuser, who owns the schema in tests."""
+    assert isinstance(pool.conninfo, str)
+    return pool.conninfo.replace(f"postgresql://{SERVICE_ROLE}:@", "postgresql://postgres:@")
+
+
 @pytest.fixture
 def pool(database_url: str) -> Iterator[Pool]:
-    """A pool on a fresh database."""
-    with open_pool(database_url, max_size=8) as opened:
+    """A pool of the service on a fresh database."""
+    with open_pool(as_service(database_url), max_size=8) as opened:
         yield opened

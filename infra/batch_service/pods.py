@@ -29,7 +29,7 @@ _TEMPLATES_DIRECTORY: Final = "/etc/cloister/ray-jobs"
 _CA_DIRECTORY: Final = "/etc/cloister/database-ca"
 _TMP: Final = "/tmp"  # noqa: S108 - a volume of the pod
 _PRE_STOP_S: Final = 5
-_LOGINS: Final = (credentials.DATABASE_LOGIN, credentials.OBJECT_STORE_LOGIN)
+_LOGINS: Final = (credentials.SERVICE_LOGIN, credentials.OBJECT_STORE_LOGIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,9 @@ class ServiceSettings:
         image: image of the service, by digest.
         pull_secret: name of the pull secret; empty for none.
         placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName``.
-        database_url: URL of the owner's role, without a password.
+        database_url: URL of the service's role, without a password.
+        database_owner_url: URL of the role that owns the database, without a password; for the migrations.
+        database_service_role: the service's role; empty if the service logs in as the owner.
         database_ca: the volume with the CA certificate of the database; None without one.
         has_ca_bundle: whether the ConfigMap ``ca-bundle`` exists.
         object_store_url: ``s3://bucket/prefix?endpoint_url=…&region=…``.
@@ -63,6 +65,8 @@ class ServiceSettings:
     pull_secret: str
     placement: Mapping[str, Any]
     database_url: pulumi.Input[str]
+    database_owner_url: pulumi.Input[str]
+    database_service_role: str
     database_ca: Mapping[str, Any] | None
     has_ca_bundle: bool
     object_store_url: pulumi.Input[str]
@@ -142,18 +146,22 @@ def coordinator_pod(settings: ServiceSettings) -> dict[str, Any]:
 
 
 def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
-    """Return the pod template of the Job that migrates the database schema."""
+    """Return the pod template of the Job that migrates the database schema, the only pod with the owner's login."""
+    role = settings.database_service_role
     template = _pod(
         settings,
         MIGRATIONS,
         {
             "command": ["python", "-m", "service.db"],
-            "env": {"CLOISTER_DATABASE_URL": settings.database_url},
+            "env": {
+                "CLOISTER_DATABASE_URL": settings.database_owner_url,
+                **({"CLOISTER_DATABASE_SERVICE_ROLE": role} if role else {}),
+            },
             "resources": resources(cpu="100m", cpu_limit="1", memory="256Mi", ephemeral_storage="256Mi"),
         },
         tmp="64Mi",
         config_maps={},
-        secrets=(credentials.DATABASE_LOGIN, credentials.ENCRYPTION_KEYS),
+        secrets=(credentials.OWNER_LOGIN, credentials.ENCRYPTION_KEYS),
     )
     # Migrations do not depend on the digests: another model must not replace the Job, which all pods wait for.
     template["metadata"].pop("annotations")

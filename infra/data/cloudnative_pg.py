@@ -46,7 +46,8 @@ class CloudNativePgArgs:
         storage: size of each instance's volume, a Kubernetes quantity.
         storage_class: empty for the cluster's default.
         protection: protection of the stack's data.
-        owner_password: password of the service's role.
+        owner_password: password of the role that owns the database.
+        service_password: password of the service's role.
         store: the stack's object store; backups and the write-ahead log are below ``database/`` in it.
         backup: schedule and retention of base backups; None for no backups.
         ca_bundle: private certificate authorities in PEM, one of which may have signed the object store's certificate.
@@ -66,6 +67,7 @@ class CloudNativePgArgs:
     storage_class: str = ""
     protection: DataProtection
     owner_password: pulumi.Input[str]
+    service_password: pulumi.Input[str]
     store: ObjectStoreConnection
     backup: BackupSection | None = None
     ca_bundle: str = ""
@@ -90,18 +92,25 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
         super().__init__("cloister:cloudnative_pg:CloudNativePgDatabase", name, None, opts)
         names = args.names
         labels = names.labels(COMPONENT)
-        secret = f"{args.cluster}-owner"
-        password = core.v1.Secret(
-            secret,
-            metadata=meta.v1.ObjectMetaArgs(name=secret, namespace=names.service_namespace, labels=labels | _RELOAD),
-            type="kubernetes.io/basic-auth",
-            string_data={"username": names.database, "password": pulumi.Output.secret(args.owner_password)},
-            opts=pulumi.ResourceOptions(parent=self),
-        )
+        passwords = [
+            core.v1.Secret(
+                secret,
+                metadata=meta.v1.ObjectMetaArgs(
+                    name=secret, namespace=names.service_namespace, labels=labels | _RELOAD
+                ),
+                type="kubernetes.io/basic-auth",
+                string_data={"username": role, "password": pulumi.Output.secret(password)},
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            for secret, role, password in (
+                (f"{args.cluster}-owner", names.database, args.owner_password),
+                (f"{args.cluster}-service", names.database_service_role, args.service_password),
+            )
+        ]
         # The operator reads the version from an image's tag, and a digest has none.
         images = [{"major": args.postgres_version, "image": str(args.image)}]
         catalog = {"api_version": _API, "kind": "ImageCatalog", "name": args.cluster, "spec": {"images": images}}
-        before: list[pulumi.Resource] = [password, self._custom_resource(names, catalog)]
+        before: list[pulumi.Resource] = [*passwords, self._custom_resource(names, catalog)]
         schedule: dict[str, Any] | None = None
         if args.backup:
             store = args.store
@@ -133,6 +142,7 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
         address: dict[str, Any] = {"host": host, "port": PORT, "database": names.database}
         self.connection = DatabaseConnection(
             owner=DatabaseLogin(**address, role=names.database, password=args.owner_password),
+            service=DatabaseLogin(**address, role=names.database_service_role, password=args.service_password),
             ssl_mode="verify-full",
             # The operator creates and renews it; its server certificates name the Service. Source:
             # https://cloudnative-pg.io/docs/current/certificates/
@@ -168,6 +178,15 @@ def cluster_manifest(args: CloudNativePgArgs) -> dict[str, Any]:
     names = args.names
     placement = dict(args.placement)
     priority = placement.pop("priorityClassName", "")
+    # The operator creates it soon after the cluster is ready. The migrations are repeated until it exists.
+    service_role = {
+        "name": names.database_service_role,
+        "comment": "service: reads and writes rows, owns nothing",
+        "ensure": "present",
+        "login": True,
+        "superuser": False,
+        "passwordSecret": {"name": f"{args.cluster}-service"},
+    }
     owner = {"database": names.database, "owner": names.database, "secret": {"name": f"{args.cluster}-owner"}}
     settings = {"encoding": "UTF8", "localeCollate": "C", "localeCType": "C", "dataChecksums": True}
     bootstrap: dict[str, Any] = {"initdb": {**owner, **settings}}
@@ -183,6 +202,7 @@ def cluster_manifest(args: CloudNativePgArgs) -> dict[str, Any]:
             "major": args.postgres_version,
         },
         "bootstrap": bootstrap,
+        "managed": {"roles": [service_role]},
         "enableSuperuserAccess": False,
         "enablePDB": True,
         "storage": {"size": args.storage, **({"storageClass": args.storage_class} if args.storage_class else {})},

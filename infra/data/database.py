@@ -1,7 +1,7 @@
 """Database of a stack: bundled, by CloudNativePG (``infra.data.cloudnative_pg``), or the customer's own.
 
-Each kind results in a ``DatabaseConnection``: one database and the role that owns it, which the service uses. Jobs do
-not reach the database.
+Each kind results in a ``DatabaseConnection``: one database, the role that owns it, and the role that the service logs
+in with. The migrations, which the owner runs, grant the service's role what it needs. Jobs do not reach the database.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,8 @@ class DatabaseConnection:
     """Connection of a stack to its database.
 
     Attributes:
-        owner: the service's role, which owns the database and its schema.
+        owner: the role that owns the database and its schema, for migrations.
+        service: the service's role; the same as ``owner`` if the customer provides one role only.
         ssl_mode: how libpq verifies the server.
         ca_pem: CA certificate of the server; empty for the system's certificate authorities, or with ``ca_secret``.
         ca_secret: name of a Secret of the service's namespace with this certificate under ``ca.crt``; empty for none.
@@ -60,16 +61,15 @@ class DatabaseConnection:
     """
 
     owner: DatabaseLogin
+    service: DatabaseLogin
     ssl_mode: SslMode
     ca_pem: str = ""
     ca_secret: str = ""
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     depends_on: tuple[pulumi.Resource, ...] = ()
 
-    @property
-    def url(self) -> pulumi.Output[str]:
-        """A libpq connection string without the password, which libpq reads from the file in PGPASSFILE."""
-        login = self.owner
+    def url(self, login: DatabaseLogin) -> pulumi.Output[str]:
+        """Return a libpq connection string without the password, which libpq reads from the file in PGPASSFILE."""
         options: dict[str, str] = {"sslmode": self.ssl_mode}
         if self.ssl_mode.startswith("verify"):
             options["sslrootcert"] = CA_FILE if self.ca_volume else "system"
@@ -122,7 +122,8 @@ class BundledDatabaseArgs:
         storage: size of the volume, a Kubernetes quantity.
         storage_class: empty for the cluster's default.
         protection: protection of the stack's data.
-        owner_password: password of the service's role.
+        owner_password: password of the role that owns the database.
+        service_password: password of the service's role.
         digest_key: key of the digests of secrets in annotations.
         cpu: requested CPUs, a Kubernetes quantity; the limit is two CPUs.
         memory: request and limit of memory, a Kubernetes quantity.
@@ -137,6 +138,7 @@ class BundledDatabaseArgs:
     storage_class: str = ""
     protection: DataProtection
     owner_password: pulumi.Input[str]
+    service_password: pulumi.Input[str]
     digest_key: pulumi.Input[str]
     cpu: str = "250m"
     memory: str = "1Gi"
@@ -167,7 +169,10 @@ class BundledDatabase(pulumi.ComponentResource):
         passwords = core.v1.Secret(
             _PASSWORDS,
             metadata=metadata(_PASSWORDS),
-            string_data={"owner": pulumi.Output.secret(args.owner_password)},
+            string_data={
+                "owner": pulumi.Output.secret(args.owner_password),
+                "service": pulumi.Output.secret(args.service_password),
+            },
             opts=child,
         )
         scripts = core.v1.ConfigMap(
@@ -197,6 +202,7 @@ class BundledDatabase(pulumi.ComponentResource):
         address: dict[str, Any] = {"host": host, "port": PORT, "database": names.database}
         self.connection = DatabaseConnection(
             owner=DatabaseLogin(**address, role=names.database, password=args.owner_password),
+            service=DatabaseLogin(**address, role=names.database_service_role, password=args.service_password),
             ssl_mode="disable",
             pod_labels=names.selector(COMPONENT),
             depends_on=(service, server),
@@ -214,7 +220,9 @@ def bundled_stateful_set(args: BundledDatabaseArgs) -> Any:
             "metadata": {
                 "labels": args.names.labels(COMPONENT),
                 "annotations": {
-                    "cloister.dev/passwords": secret_digest(args.digest_key, args.owner_password),
+                    "cloister.dev/passwords": secret_digest(
+                        args.digest_key, args.owner_password, args.service_password
+                    ),
                     "cloister.dev/scripts": digest(*(script(file) for file in _SCRIPT_FILES)),
                 },
             },
@@ -246,8 +254,9 @@ def _postgres_container(args: BundledDatabaseArgs) -> dict[str, Any]:
         "PASSWORDS": _PASSWORDS_DIRECTORY,
         "DATABASE": args.names.database,
         "OWNER": args.names.database,
+        "SERVICE": args.names.database_service_role,
     }
-    # Over TCP, because the socket already answers while the start script creates the role.
+    # Over TCP, because the socket already answers while the start script creates the roles.
     ready = 'for d in /usr/lib/postgresql/*/bin; do PATH="$PATH:$d"; done; pg_isready -q -h 127.0.0.1 -U postgres'
     probe = {"exec": {"command": ["/bin/sh", "-c", ready]}, "periodSeconds": 10, "timeoutSeconds": 5}
     return {

@@ -84,8 +84,13 @@ def deploy_database(
             "port": url.port or PORT,
             "database": unquote(url.path[1:]),
         }
+        owner = service = DatabaseLogin(**address, role=unquote(url.username or ""), password=owner_password)
+        if section.service_role is not None:
+            password = config.secret("database_service_password")
+            service = DatabaseLogin(**address, role=section.service_role, password=password)
         return DatabaseConnection(
-            owner=DatabaseLogin(**address, role=unquote(url.username or ""), password=owner_password),
+            owner=owner,
+            service=service,
             ssl_mode=cast("SslMode", dict(parse_qsl(url.query))["sslmode"]),
             ca_pem=section.ca_certificate or file.trust.ca_bundle or "",
         )
@@ -93,6 +98,7 @@ def deploy_database(
         "names": config.names,
         "image": file.images.mirrored(file.images.postgres),
         "owner_password": owner_password,
+        "service_password": config.secret("database_service_password"),
         "placement": placement,
         "protection": protection,
         "storage": f"{section.volume.size_gib}Gi",

@@ -82,6 +82,11 @@ class StackNames:
         return self.service_namespace.replace("-", "_")
 
     @property
+    def database_service_role(self) -> str:
+        """``cloister_acme_dev_service``: the role that the service logs in with, which owns nothing."""
+        return f"{self.database}_service"
+
+    @property
     def bucket(self) -> str:
         """``cloister-acme-dev``: the bucket of a bundled object store."""
         return self.service_namespace

@@ -44,14 +44,15 @@ def neighbour_problems(values: Values, neighbours: Mapping[str, Values]) -> Iter
         key = _at(values, "object_store.access_key_id")
         if key is not None and key == _at(other, "object_store.access_key_id"):
             yield f"object_store.access_key_id: Pulumi.{stack}.yaml has it too; each stack needs its own key"
-        server, database, role = _database(values)
-        other_server, other_database, other_role = _database(other)
+        server, database, roles = _database(values)
+        other_server, other_database, other_roles = _database(other)
         if not server or server != other_server:
             continue
         if database == other_database:
             yield f"database.url: is the database of Pulumi.{stack}.yaml; each stack needs its own"
-        if role == other_role:
-            yield f"database.url: shares the role {role} with Pulumi.{stack}.yaml; use another one"
+        for role, key in roles.items():
+            if role in other_roles:
+                yield f"{key}: shares the role {role} with Pulumi.{stack}.yaml; use another one"
 
 
 def _bucket(values: Values) -> tuple[tuple[Any, Any] | None, str]:
@@ -61,14 +62,16 @@ def _bucket(values: Values) -> tuple[tuple[Any, Any] | None, str]:
     return (_at(values, "object_store.endpoint_url"), bucket) if bucket else None, f"{str(prefix).strip('/')}/"
 
 
-def _database(values: Values) -> tuple[str, str, str]:
-    """Return server, database and role of an external database; empty for another one."""
+def _database(values: Values) -> tuple[str, str, dict[str, str]]:
+    """Return server, database and roles of an external database, with the key of each role; empty for another one."""
     url = _at(values, "database.url")
     if not isinstance(url, str):
-        return "", "", ""
+        return "", "", {}
     parts = urlsplit(url)
     server = f"{parts.hostname}:{parts.port or 5432}"
-    return server, parts.path, str(parts.username)
+    service_role = _at(values, "database.service_role")
+    roles = {str(service_role): "database.service_role"} if service_role else {}
+    return server, parts.path, roles | {str(parts.username): "database.url"}
 
 
 def _at(values: Any, path: str, default: Any = None) -> Any:

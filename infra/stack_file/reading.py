@@ -252,7 +252,9 @@ def read_stack_file(path: Path, *, with_missing_secrets: bool = True) -> StackFi
     secret_keys = {key for key, value in values.items() if isinstance(value, Mapping) and set(value) == {"secure"}}
     if with_missing_secrets:
         expected = {name for name, secret in SECRET_KEYS.items() if secret.needed == "always"}
-        store, images = values.get("object_store"), values.get("images")
+        store, images, database = values.get("object_store"), values.get("images"), values.get("database")
+        if not isinstance(database, Mapping) or database.get("kind") != "external" or database.get("service_role"):
+            expected.add("database_service_password")
         if isinstance(store, Mapping) and store.get("job_access_key_id"):
             expected.add("object_store_job_secret_access_key")
         if isinstance(images, Mapping) and images.get("pull_secret"):

@@ -7,7 +7,7 @@ A function covers one topic and skips what it cannot judge because a section is 
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from infra.capacity.job_sizes import (
     AUTOSCALER_MIB,
@@ -195,6 +195,8 @@ def data_rules(sections: Sections) -> Problems:
             yield "database.recovery: reads from the backups' location; add database.backup"
     if isinstance(database, ExternalDatabaseSection):
         url = urlsplit(database.url)
+        if database.service_role == unquote(url.username or ""):
+            yield "database.service_role: is the role in database.url, which owns the database; create another role"
         mode = dict(parse_qsl(url.query)).get("sslmode", "")
         if mode not in _TLS_MODES:
             yield f"database.url: must end in ?sslmode= and {' or '.join(_TLS_MODES)}: passwords cross a network"

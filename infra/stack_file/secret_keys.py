@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from infra.stack_file.sections import PROJECT, BundledObjectStoreSection, S3ObjectStoreSection
+from infra.stack_file.sections import PROJECT, BundledObjectStoreSection, ExternalDatabaseSection, S3ObjectStoreSection
 from service.model_catalogue import ModelEntry
 
 if TYPE_CHECKING:
@@ -40,7 +40,14 @@ class SecretKey:
 
 _KEYS: Final = (
     SecretKey(
-        name="database_owner_password", meaning="password of the database role that the service uses", needed="always"
+        name="database_owner_password",
+        meaning="password of the role that owns the database, for migrations",
+        needed="always",
+    ),
+    SecretKey(
+        name="database_service_password",
+        meaning="password of the database role that the service logs in with",
+        needed="unless `database.kind` is `external` without `service_role`",
     ),
     SecretKey(
         name="object_store_secret_access_key",
@@ -114,13 +121,17 @@ def secret_problems(
         if secret.needed == "always" and secret.name not in secrets:
             yield f"{secret.name}: is required: {secret.meaning}; set it with `{secret.command}`"
     images: ImagesSection | None = sections.get("images")
-    store = sections.get("object_store")
+    store, database = sections.get("object_store"), sections.get("database")
     owners: list[tuple[str, str, bool]] = []
     if images:
         owners.append(("registry_password", "images.pull_secret", images.pull_secret is not None))
     if store:
         has_job_key = isinstance(store, S3ObjectStoreSection) and store.job_access_key_id is not None
         owners.append(("object_store_job_secret_access_key", "object_store.job_access_key_id", has_job_key))
+    if database:
+        is_external = isinstance(database, ExternalDatabaseSection)
+        owner = "database.service_role" if is_external else f"database.kind: {database.kind}"
+        owners.append(("database_service_password", owner, not is_external or database.service_role is not None))
     for name, owner, needed in owners:
         if needed and name not in secrets:
             yield f"{name}: is required because of {owner}; set it with `{SECRET_KEYS[name].command}`"

@@ -86,12 +86,18 @@ class CloudNativePgSection(Section):
 
 
 class ExternalDatabaseSection(Section):
-    """The customer's own Postgres, 15 or newer. The database and its role must exist."""
+    """The customer's own Postgres, 15 or newer. The database and its roles must exist."""
 
     kind: Literal["external"] = key("external", "external")
     url: PostgresUrl = key(
-        "role, host, port, database and TLS, without a password",
+        "role that owns the database, host, port, database and TLS, without a password",
         "postgresql://cloister_acme_prod@db.acme.example:5432/cloister_acme_prod?sslmode=verify-full",
+    )
+    service_role: str | None = key(
+        "role that the service logs in with; it owns nothing, and the migrations grant it what it needs. Without it, "
+        "the service logs in as the owner, which can change the audit log",
+        "cloister_acme_prod_service",
+        default=None,
     )
     networks: Cidrs = key("addresses of the database; pods reach it only there", ["10.20.0.0/24"])
     ca_certificate: str | None = key(

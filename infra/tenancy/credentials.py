@@ -17,7 +17,13 @@ from infra.kubernetes.pod_spec import container_security_context, resources, sec
 from infra.tenancy import trust
 
 DIRECTORY: Final = "/run/cloister/credentials"
-DATABASE_LOGIN: Final = "database-credentials"
+SERVICE_LOGIN: Final = "database-service-credentials"
+"""Secret with the login of the service's role in the database."""
+OWNER_LOGIN: Final = "database-credentials"
+"""Secret with the login of the role that owns the database, which the migrations mount.
+
+Earlier versions of the service mount it too: its name and content stay, so that their pods start until they roll.
+"""
 OBJECT_STORE_LOGIN: Final = "object-store-credentials"
 ENCRYPTION_KEYS: Final = "encryption-keys"
 """Secret with the keys that encrypt secrets in the database; API, reconciler and migrations mount it."""
@@ -116,7 +122,8 @@ class Credentials(pulumi.ComponentResource):
     Args:
         name: logical name of the component.
         names: names of the stack.
-        owner: the service's role, which owns the schema.
+        owner: the role that owns the schema.
+        service: the service's role in the database.
         service_key: the service's key of the object store.
         encryption_keys: keys that encrypt secrets in the database.
         receipt_key: the key that signs deletion receipts.
@@ -133,6 +140,7 @@ class Credentials(pulumi.ComponentResource):
         *,
         names: StackNames,
         owner: DatabaseLogin,
+        service: DatabaseLogin,
         service_key: ObjectStoreLogin,
         encryption_keys: pulumi.Input[str],
         receipt_key: pulumi.Input[str],
@@ -142,7 +150,8 @@ class Credentials(pulumi.ComponentResource):
     ) -> None:
         super().__init__("cloister:credentials:Credentials", name, None, opts)
         contents: list[tuple[str, str, dict[str, pulumi.Input[str]]]] = [
-            (names.service_namespace, DATABASE_LOGIN, {"pgpass": owner.pgpass_line()}),
+            (names.service_namespace, OWNER_LOGIN, {"pgpass": owner.pgpass_line()}),
+            (names.service_namespace, SERVICE_LOGIN, {"pgpass": service.pgpass_line()}),
             (names.service_namespace, OBJECT_STORE_LOGIN, {"aws": service_key.aws_file()}),
             (names.service_namespace, ENCRYPTION_KEYS, {"encryption_keys": pulumi.Output.secret(encryption_keys)}),
             (names.service_namespace, RECEIPT_KEY, {RECEIPT_KEY: pulumi.Output.secret(receipt_key)}),

@@ -10,8 +10,8 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from service.api.queue_positions import QueuePositions
-from service.api.wrong_keys import WrongKeys
-from service.api_keys import Access, authenticate
+from service.api.wrong_keys import WrongKeys, client_network
+from service.api_keys import Access, authenticate, count_refused_login
 from service.backends import Backends
 from service.errors import InvalidRequestError
 from service.oidc.access import access_of
@@ -45,6 +45,14 @@ def _wrong_keys(request: Request) -> WrongKeys:
     return wrong_keys
 
 
+def client_address(request: Request) -> str:
+    """Return the IP address that the request came from; behind an ingress, that of the ingress. Empty for a socket.
+
+    Wrong keys are counted by it, and the audit log records it.
+    """
+    return request.client.host if request.client else ""
+
+
 def _access_with(scope: Scope) -> Callable[..., Access]:
     """Return the dependency that authenticates a request and requires a scope."""
 
@@ -71,7 +79,8 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
                 "'Authorization: Bearer YOUR_KEY'.",
                 status_code=401,
             )
-        address = request.client.host if request.client else ""
+        address = client_address(request)
+        origin = {"client_address": address or None, "request_id": request.state.request_id}
         person, problem = None, "it is unknown, expired or revoked"
         is_token = backends.oidc is not None and key.count(".") == _DOTS_OF_TOKEN
         if backends.oidc is not None and is_token:
@@ -83,17 +92,20 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
             raise refusal
         access: Access | None = None
         if person is not None:
-            access = access_of(backends.pool, person, request.headers.get("openai-project", "").strip())
+            project = request.headers.get("openai-project", "").strip()
+            access = access_of(backends.pool, person, project, **origin)
         elif not is_token:
-            access = authenticate(backends.pool, key, backends.max_key_lifetime)
+            access = authenticate(backends.pool, key, backends.max_key_lifetime, **origin)
         if access is None:
             wrong_keys.count(address)
+            count_refused_login(backends.pool, key, network=client_network(address))
             raise InvalidRequestError(
                 f"Incorrect API key provided: {problem}.", status_code=401, code="invalid_api_key"
             )
         request.state.project_id = access.project.id
         request.state.key_id = access.key_id
         if scope not in access.scopes:
+            count_refused_login(backends.pool, key, network=client_network(address), missing_scope=True)
             raise InvalidRequestError(
                 f"You have insufficient permissions for this operation. Missing scopes: {scope}. "
                 "Use a key with this scope; an operator creates one with `cloister keys create --scope`.",

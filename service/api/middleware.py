@@ -91,6 +91,7 @@ class RequestMiddleware:
                 exchange.bytes_out += len(message.get("body", b""))
             await send(message)
 
+        scope.setdefault("state", {})["request_id"] = exchange.request_id
         self._uploads_in_flight.inc(is_upload)
         with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
             try:

@@ -66,7 +66,7 @@ class WrongKeys:
             psycopg.OperationalError: the database is unreachable.
         """
         with self._lock:
-            ends_at, count = self._counts.get(_network(address), (-math.inf, 0))
+            ends_at, count = self._counts.get(client_network(address), (-math.inf, 0))
         now = self._clock()
         if now >= ends_at or count < self._limit or key_digest(key)[:8] in self._valid_digests():
             return None
@@ -80,7 +80,7 @@ class WrongKeys:
 
     def count(self, address: str) -> None:
         """Count a wrong key of an address."""
-        network = _network(address)
+        network = client_network(address)
         with self._lock:
             now = self._clock()
             ends_at, count = self._counts.get(network, (-math.inf, 0))
@@ -100,7 +100,7 @@ class WrongKeys:
             return self._digests
 
 
-def _network(address: str) -> str:
+def client_network(address: str) -> str:
     """Return what a client cannot change of its address: an IPv4 address, or the first half of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address)

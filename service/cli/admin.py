@@ -1,11 +1,13 @@
-"""Commands for the operator on a stack's database: ``keys``, ``projects``, ``webhooks``, ``secrets`` and ``audit``."""
+"""Commands for the operator of a stack, on its database: ``keys``, ``projects``, ``webhooks`` and ``secrets``."""
 
-import json
 import os
+import pwd
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from pathlib import Path
@@ -16,12 +18,12 @@ import typer
 from cryptography.fernet import MultiFernet
 
 from service.api_keys import create_api_key, list_api_keys, revoke_api_key
+from service.audit.log import OPERATOR, Actor
 from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
-from service.db import Pool, open_pool, query
+from service.db import Pool, open_pool
 from service.errors import CloisterError
 from service.projects import (
     DEFAULT_PROJECT_NAME,
-    OPERATOR,
     archive_project,
     create_project,
     ensure_default_project,
@@ -45,6 +47,7 @@ _DAY_S: Final = 24 * 3600
 _PROGRESS_INTERVAL_S: Final = 2.0
 _MAX_DIGITS: Final = 19
 _MAX_KEY_DAYS: Final = re.compile(r"[1-9]\d{0,4}")
+_MAX_OPERATOR_LENGTH: Final = 100
 # The largest value of each column of the table projects.
 _MAX_LIMITS: Final = {
     "max_batches_in_progress": (1 << 31) - 1,
@@ -62,10 +65,31 @@ MaxTokens = Annotated[
     typer.Option(metavar="N", help="Limit for input tokens of open batches, estimated as bytes / 4."),
 ]
 MaxBytes = Annotated[str | None, typer.Option(metavar="N", help="Limit for the bytes of all files, including results.")]
+Operator = Annotated[
+    str,
+    typer.Option(envvar="CLOISTER_OPERATOR", help="Your name for the audit log.", show_default="your user and host"),
+]
 RetentionDays = Annotated[
     str | None,
     typer.Option(metavar="DAYS", help="The most days to keep files and ended batches."),
 ]
+
+
+def operator_actor(name: str) -> Actor:
+    """Return the operator as the author of changes: a given name, or the user and the host of this process.
+
+    Raises:
+        typer.BadParameter: the name is too long or has a line break or another control character.
+    """
+    if not name.isprintable() or len(name) > _MAX_OPERATOR_LENGTH:
+        raise typer.BadParameter(f"give 1 to {_MAX_OPERATOR_LENGTH} printable characters", param_hint="--operator")
+    if name:
+        return replace(OPERATOR, operator=name)
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container's user may have no name
+        user = str(os.geteuid())
+    return replace(OPERATOR, operator=f"{user}@{socket.gethostname()}")
 
 
 @contextmanager
@@ -76,9 +100,10 @@ def stack_database(data_dir: Path) -> Iterator[Pool]:
         CloisterError: the database does not answer.
     """
     from service.local.layout import layout_of
+    from service.local.postgres import SERVICE
 
     named = os.environ.get("CLOISTER_DATABASE_URL")
-    url = named or layout_of(data_dir).database_url("cloister")
+    url = named or layout_of(data_dir).database_url(SERVICE)
     try:
         with psycopg.connect(url, connect_timeout=5):
             pass
@@ -125,16 +150,17 @@ def create_key(
     expires_in: Annotated[
         str | None, typer.Option(metavar="30d", help="Days, hours (12h) or minutes (90m) until the key expires.")
     ] = None,
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Create a key and print it. It cannot be shown again."""
     expires_at = datetime.now(UTC) + parse_duration(expires_in) if expires_in else None
+    actor = operator_actor(operator)
     with stack_database(data_dir) as pool:
         is_default = project == DEFAULT_PROJECT_NAME
-        owner = ensure_default_project(pool) if is_default else find_project(pool, project)
-        print(
-            create_api_key(pool, project_id=owner.id, name=name, scopes=scope or DEFAULT_SCOPES, expires_at=expires_at)
-        )
+        owner = ensure_default_project(pool, actor=actor) if is_default else find_project(pool, project)
+        scopes = scope or DEFAULT_SCOPES
+        print(create_api_key(pool, project_id=owner.id, name=name, scopes=scopes, expires_at=expires_at, actor=actor))
 
 
 @keys.command("list")
@@ -163,11 +189,14 @@ def list_keys(
 
 @keys.command("revoke")
 def revoke_key(
-    key_id: Annotated[str, typer.Argument(help="The id of the key.")], data_dir: DataDir = DEFAULT_DATA_DIR
+    key_id: Annotated[str, typer.Argument(help="The id of the key.")],
+    *,
+    operator: Operator = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Revoke a key. The server refuses it at once."""
     with stack_database(data_dir) as pool:
-        if not revoke_api_key(pool, key_id):
+        if not revoke_api_key(pool, key_id, actor=operator_actor(operator)):
             raise CloisterError(f"there is no key {key_id}; `cloister keys list` lists the keys")
     print(f"revoked {key_id}")
 
@@ -210,6 +239,7 @@ def create(
     max_enqueued_tokens: MaxTokens = None,
     max_stored_bytes: MaxBytes = None,
     retention_days: RetentionDays = None,
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Create a project and print its id. By default a project has no limits."""
@@ -224,7 +254,8 @@ def create(
     )
     retention_s = limits.pop("retention_s", None)
     with stack_database(data_dir) as pool:
-        print(create_project(pool, name, limits=Limits(**limits), retention_s=retention_s).id)
+        actor = operator_actor(operator)
+        print(create_project(pool, name, limits=Limits(**limits), retention_s=retention_s, actor=actor).id)
 
 
 @projects.command("list")
@@ -256,6 +287,7 @@ def change(
     max_enqueued_tokens: MaxTokens = None,
     max_stored_bytes: MaxBytes = None,
     retention_days: RetentionDays = None,
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Change limits; `none` removes a limit. Existing batches and files stay."""
@@ -271,17 +303,20 @@ def change(
     if not changes:
         raise typer.BadParameter("give at least one limit; `cloister projects set --help` lists them")
     with stack_database(data_dir) as pool:
-        set_project(pool, find_project(pool, name), changes)
+        set_project(pool, find_project(pool, name), changes, actor=operator_actor(operator))
     print(f"changed {name}")
 
 
 @projects.command("archive")
 def archive(
-    name: Annotated[str, typer.Argument(help="The project, by name or id.")], data_dir: DataDir = DEFAULT_DATA_DIR
+    name: Annotated[str, typer.Argument(help="The project, by name or id.")],
+    *,
+    operator: Operator = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Archive a project. Its keys are refused; its batches continue; its files are deleted when they expire."""
     with stack_database(data_dir) as pool:
-        archive_project(pool, find_project(pool, name))
+        archive_project(pool, find_project(pool, name), actor=operator_actor(operator))
     print(f"archived {name}")
 
 
@@ -291,6 +326,7 @@ def delete(
     *,
     erase: Annotated[bool, typer.Option("--erase", help="Confirm that everything in it is deleted for ever.")] = False,
     wait: Annotated[bool, typer.Option(help="Show the progress until the project is gone.")] = True,
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Erase a project: batches, files, results, webhooks, keys. Audit log and receipts stay.
@@ -305,7 +341,7 @@ def delete(
         )
     with stack_database(data_dir) as pool:
         project = find_project(pool, name)
-        is_new = erase_project(pool, project)
+        is_new = erase_project(pool, project, actor=operator_actor(operator))
         print(f"{'erasing' if is_new else 'still erasing'} {project.id}", flush=True)
         shown = ""
         while wait and (left := erasure_progress(pool, project)) is not None:
@@ -332,6 +368,7 @@ def create_webhook(
         typer.Option(help="An event to send. May be repeated. Default: every end of a batch."),
     ] = None,
     name: Annotated[str, typer.Option(help="A name for the endpoint.")] = "",
+    operator: Operator = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Create an endpoint and print its id and the secret that signs its messages. The secret cannot be shown again."""
@@ -344,7 +381,7 @@ def create_webhook(
             url=url,
             events=event or list(EventType),
             name=name,
-            actor=OPERATOR,
+            actor=operator_actor(operator),
             # The reconciler checks the address before each message; this command may run elsewhere.
             networks=(ip_network("0.0.0.0/0"), ip_network("::/0")),
         )
@@ -362,11 +399,15 @@ def list_webhooks(*, project: Project = DEFAULT_PROJECT_NAME, data_dir: DataDir 
 
 @webhooks.command("delete")
 def delete_webhook(
-    endpoint_id: Annotated[str, typer.Argument(help="The id of the endpoint.")], data_dir: DataDir = DEFAULT_DATA_DIR
+    endpoint_id: Annotated[str, typer.Argument(help="The id of the endpoint.")],
+    *,
+    operator: Operator = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Delete an endpoint and its pending messages."""
     with stack_database(data_dir) as pool:
-        if not delete_endpoint(pool, project_id=None, endpoint_id=endpoint_id, actor=OPERATOR):
+        actor = operator_actor(operator)
+        if not delete_endpoint(pool, project_id=None, endpoint_id=endpoint_id, actor=actor):
             raise CloisterError(f"there is no webhook endpoint {endpoint_id}; `cloister webhooks list` lists them")
     print(f"deleted {endpoint_id}")
 
@@ -381,50 +422,3 @@ def rotate_secrets(data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     with stack_database(data_dir) as pool, pool.connection() as connection:
         count = encrypt_stored_secrets(connection, stack_encryption_keys(data_dir))
     print(f"webhook secrets encrypted under the first key: {count}")
-
-
-def audit(
-    *,
-    project: Annotated[str | None, typer.Option(help="Show entries of this project only, by name or id.")] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="7d", help="Show entries since a date (2026-01-31), or of the last days or hours only."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
-    """Show the audit log, the oldest entry first: deleted files with their digests, changed projects and keys."""
-    start: datetime | None = None
-    if since:
-        try:
-            start = datetime.fromisoformat(since)
-            start = start if start.tzinfo else start.replace(tzinfo=UTC)
-        except ValueError:
-            start = datetime.now(UTC) - parse_duration(since)
-    with stack_database(data_dir) as pool:
-        project_id = find_project(pool, project).id if project else None
-        # A server-side cursor: a log of several years may not fit into memory.
-        with pool.connection() as connection, connection.cursor("audit_log") as rows:
-            for row in rows.execute(query("audit_log"), {"project_id": project_id, "since": start}):
-                digest = row["sha256"].hex() if row["sha256"] else None
-                record = {
-                    "id": row["id"],
-                    "at": row["at"].astimezone(UTC).isoformat(),
-                    "project_id": row["project_id"],
-                    "project": row["project_name"],
-                    "actor": row["actor"],
-                    "type": row["type"],
-                    "object_id": row["object_id"],
-                    "size_bytes": row["size_bytes"],
-                    "sha256": digest,
-                    "data": row["data"],
-                }
-                if as_json:
-                    print(json.dumps(record, ensure_ascii=False))
-                else:
-                    owner = record["project"] or record["project_id"]
-                    columns = [record["at"], owner, record["actor"], record["type"], record["object_id"]]
-                    if digest:
-                        columns.append(f"{record['size_bytes']} bytes, SHA-256 {digest}")
-                    columns.append(json.dumps(record["data"], ensure_ascii=False, sort_keys=True))
-                    print("  ".join(map(str, columns)))

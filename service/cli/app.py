@@ -9,7 +9,7 @@ from typing import Annotated
 import stamina.instrumentation
 import typer
 
-from service.cli import admin
+from service.cli import admin, audit
 from service.cli.batches import cancel, pause, resume, status, watch
 from service.cli.doctor import doctor
 from service.cli.options import DEFAULT_DATA_DIR, DataDir
@@ -71,7 +71,7 @@ app.add_typer(admin.keys, name="keys")
 app.add_typer(admin.projects, name="projects")
 app.add_typer(admin.webhooks, name="webhooks")
 app.add_typer(admin.secrets, name="secrets")
-app.command()(admin.audit)
+app.add_typer(audit.audit, name="audit")
 app.add_typer(receipts, name="receipts")
 app.command()(verify_receipt)
 app.command()(doctor)

@@ -1,8 +1,9 @@
-"""``python -m service.db``: migrate the schema, and close the database to other roles.
+"""``python -m service.db``: migrate the schema, close the database to other roles, and grant the service's role.
 
 It runs before every rollout of the service, as the owner of the database. It also encrypts the secrets that an older
-version stored in clear text. Settings: CLOISTER_DATABASE_URL and CLOISTER_ENCRYPTION_KEYS_FILE, the same as the
-service's.
+version stored in clear text. Settings: CLOISTER_DATABASE_URL of the owner; CLOISTER_DATABASE_SERVICE_ROLE, the role
+that the service logs in with; and CLOISTER_ENCRYPTION_KEYS_FILE, the same as the service's. Without a role, the service
+logs in as the owner, which can change the audit log.
 """
 
 import os
@@ -15,6 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from service.db import migrate
+from service.db.roles import grant_service_role
 from service.errors import CloisterError, SettingsError
 from service.stored_secrets import KEYS_VARIABLE, encrypt_stored_secrets, read_encryption_keys
 
@@ -22,12 +24,13 @@ _CONNECT_TIMEOUT_S = 10
 
 
 def run(environment: Mapping[str, str]) -> list[str]:
-    """Migrate the schema, revoke what Postgres grants to everyone on a new database, and encrypt secrets in clear text.
+    """Migrate the schema, close the database to others, encrypt secrets in clear text, and grant the service's role.
 
     Return the names of the migrations that ran.
 
     Raises:
-        SettingsError: a setting is missing or invalid, or the database is unreachable.
+        SettingsError: a setting is missing or invalid, the service's role does not exist or could act as the owner, or
+            the database is unreachable.
     """
     url = environment.get("CLOISTER_DATABASE_URL")
     if not url:
@@ -40,6 +43,8 @@ def run(environment: Mapping[str, str]) -> list[str]:
             database = sql.Identifier(connection.info.dbname)
             connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(database))
             encrypt_stored_secrets(connection, keys, only_clear=True)
+            if role := environment.get("CLOISTER_DATABASE_SERVICE_ROLE"):
+                grant_service_role(connection, role)
     except psycopg.ProgrammingError:
         raise  # a defect of a migration: Postgres reports it best
     except psycopg.OperationalError as error:

@@ -115,12 +115,25 @@ def check_database(settings: Settings, *, query_timeout_s: float = _QUERY_TIMEOU
             else:
                 more = f", and {', '.join(newer)} of a newer version" if newer else ""
                 yield Finding.ok("migrations", f"all {len(known)} are applied{more}")
+                yield _checked_role(connection)
     except psycopg.Error as error:
         yield Finding.failed(
             "database",
             f"CLOISTER_DATABASE_URL: the login works, but a query fails: {' '.join(str(error).split())}. Check that "
-            "the role is the one that ran the migrations, and that nobody holds a lock",
+            "the migrations ran with CLOISTER_DATABASE_SERVICE_ROLE set to this role, and that nobody holds a lock",
         )
+
+
+def _checked_role(connection: psycopg.Connection) -> Finding:
+    """Check that the service logs in with a role that cannot change the audit log."""
+    row = connection.execute(query("can_change_audit_log")).fetchone()
+    if row is not None and row[0]:
+        return Finding.warning(
+            "database role",
+            f"{connection.info.user} owns the schema or has its owner's rights, so the service could change the audit "
+            "log. Create a second role and name it in database.service_role: see docs/how-to/deploy.md",
+        )
+    return Finding.ok("database role", f"{connection.info.user} adds to the audit log and cannot change it")
 
 
 def check_object_store(settings: Settings) -> Iterator[Finding]:

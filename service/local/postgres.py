@@ -15,8 +15,10 @@ from pathlib import Path
 
 import psycopg
 from cryptography.fernet import Fernet
+from psycopg import sql
 
 from service.db import migrate
+from service.db.roles import grant_service_role
 from service.local.errors import LocalError
 from service.local.layout import Layout, write_private_file
 from service.stored_secrets import encrypt_stored_secrets, read_encryption_keys
@@ -25,6 +27,7 @@ POSTGRES_VERSION = 18
 ACCOUNT = "pgserver"  # the wheel itself creates this account for the same purpose
 SUPERUSER = "postgres"
 OWNER = "cloister"
+SERVICE = "cloister_service"
 
 
 def postgres_binary(name: str) -> str:
@@ -128,10 +131,11 @@ def answers(layout: Layout) -> bool:
 
 
 def set_up(layout: Layout) -> None:
-    """Create role, database and encryption key of the service if they are missing, migrate, and encrypt secrets."""
+    """Create roles, database and encryption key if they are missing, migrate, grant and encrypt as the owner."""
     with psycopg.connect(layout.database_url(SUPERUSER, "postgres"), autocommit=True) as connection:
-        if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER]).fetchone() is None:
-            connection.execute("CREATE ROLE cloister LOGIN")
+        for role in (OWNER, SERVICE):
+            if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
+                connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
         if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [OWNER]).fetchone() is None:
             connection.execute("CREATE DATABASE cloister OWNER cloister")
         connection.execute("REVOKE ALL ON DATABASE cloister, postgres, template1 FROM PUBLIC")
@@ -140,3 +144,4 @@ def set_up(layout: Layout) -> None:
         write_private_file(layout.encryption_keys, f"{Fernet.generate_key().decode()}\n")
     with psycopg.connect(layout.database_url(OWNER)) as connection:
         encrypt_stored_secrets(connection, read_encryption_keys(layout.encryption_keys), only_clear=True)
+        grant_service_role(connection, SERVICE)

@@ -86,7 +86,7 @@ class Plan:
     def service_child(self, name: str) -> Child:
         """Return the child that runs the module ``service.<name>``."""
         settings = {
-            "CLOISTER_DATABASE_URL": self.layout.database_url(postgres.OWNER),
+            "CLOISTER_DATABASE_URL": self.layout.database_url(postgres.SERVICE),
             "CLOISTER_OBJECT_STORE": self.layout.objects.as_uri(),
             "CLOISTER_MODELS": str(self.models_file),
             "CLOISTER_ENCRYPTION_KEYS_FILE": str(self.layout.encryption_keys),
@@ -170,7 +170,7 @@ def make_client(plan: Plan) -> Client:
     The key of the last run is used as long as the database accepts it.
     """
     known = read_client_env(plan.layout.client_env)
-    with open_pool(plan.layout.database_url(postgres.OWNER), max_size=1) as pool:
+    with open_pool(plan.layout.database_url(postgres.SERVICE), max_size=1) as pool:
         if known is not None and authenticate(pool, known.api_key) is not None:
             key = known.api_key
         else:

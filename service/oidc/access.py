@@ -1,6 +1,7 @@
 """The project that a person acts for."""
 
 from service.api_keys import PERSON_PREFIX, Access
+from service.audit.log import Actor
 from service.db import Pool
 from service.db.rows import fetch_all
 from service.errors import InvalidRequestError
@@ -8,13 +9,22 @@ from service.oidc.tokens import Person
 from service.projects import Project
 
 
-def access_of(pool: Pool, person: Person, project: str) -> Access:
+def access_of(
+    pool: Pool,
+    person: Person,
+    project: str,
+    *,
+    client_address: str | None = None,
+    request_id: str | None = None,
+) -> Access:
     """Return the access of a person to one of their projects.
 
     Args:
         pool: the database.
         person: the holder of a valid token.
         project: id or name of the project, from the header ``OpenAI-Project``; empty for the only one.
+        client_address: IP address of the client, for the audit log.
+        request_id: id of the request, for the audit log.
 
     Raises:
         InvalidRequestError: status 403, the person has no such project; 400, they have several and name none.
@@ -41,6 +51,6 @@ def access_of(pool: Pool, person: Person, project: str) -> Access:
         project=chosen[0],
         key_id=identity,
         scopes=person.scopes[chosen[0].name],
-        identity=identity,
+        actor=Actor(id=identity, client_address=client_address, request_id=request_id),
         expires_at=person.expires_at,
     )

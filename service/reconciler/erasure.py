@@ -9,8 +9,8 @@ from threading import Event
 
 import structlog
 
+from service.audit.log import OPERATOR, record_action
 from service.db import Pool, query
-from service.projects import OPERATOR, audit
 from service.receipts import write_receipt
 from service.reconciler.backends import Backends
 
@@ -53,15 +53,15 @@ def finish_erasures(backends: Backends, over: Event) -> None:
             for domain in domains:
                 connection.execute(query("remove_domain"), domain)
             connection.execute(query("remove_project"), values)
-            audit(connection, "project.deleted", project_id=row["id"], object_id=row["id"], data={})
+            ids = {"project_id": row["id"], "object_id": row["id"]}
+            record_action(connection, "project.deleted", actor=OPERATOR, **ids)
             write_receipt(
                 connection,
                 backends.receipt_key,
                 kind="project",
-                object_id=row["id"],
-                project_id=row["id"],
                 actor=OPERATOR,
                 reason=REASON,
+                **ids,
             )
         logger.info("project.deleted", project_id=row["id"])
         backends.metrics.removals.labels(object="project").inc()

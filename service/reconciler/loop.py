@@ -1,7 +1,8 @@
 """The loop: one leader, woken by Postgres or by time, advances all open batches and jobs.
 
 A pass asks Postgres which batches and jobs a step can advance now, in a fair order, and hands them to a few threads
-until its time is over. Beside its passes, the leader deletes what has expired and delivers webhooks.
+until its time is over. Beside its passes, the leader deletes what has expired, delivers webhooks and seals the audit
+log.
 """
 
 import dataclasses
@@ -26,6 +27,7 @@ from service.reconciler.jobs import PASS_LIMIT, advance_job, create_jobs, jobs_t
 from service.reconciler.orphans import keep_searching
 from service.reconciler.retention import keep_sweeping
 from service.reconciler.retrying_store import RetryingStore
+from service.reconciler.sealing import keep_sealing
 from service.reconciler.steps import advance
 from service.reconciler.webhooks import keep_delivering
 
@@ -87,14 +89,14 @@ def run(backends: Backends, database_url: str) -> None:
 
 
 def _lead(backends: Backends, connection: psycopg.Connection) -> None:
-    """Run passes until the process stops, with retention, orphans and webhook deliveries each in its own thread."""
+    """Run passes until the process stops. Retention, orphans, webhooks and the audit log have a thread each."""
     logger.info("reconciler.leading")
     connection.execute("LISTEN batches")
     leader, beat_at = f"{socket.gethostname()}:{os.getpid()}", 0.0
     over = Event()
     threads = [
         Thread(target=work, args=(backends, over), name=work.__name__)
-        for work in (keep_sweeping, keep_searching, keep_delivering)
+        for work in (keep_sweeping, keep_searching, keep_delivering, keep_sealing)
     ]
     for thread in threads:
         thread.start()

@@ -21,6 +21,7 @@ import psycopg
 import structlog
 
 from ray_job.contract.object_keys import STACKS_PREFIX, stack_key
+from service.audit.log import RETENTION
 from service.db import query
 from service.errors import ObjectNotFoundError, ObjectStoreError
 from service.logging import error_text
@@ -42,7 +43,6 @@ _PASS_INTERVAL_S: Final = 60.0
 _PAGE: Final = 1_000
 # Objects that a pass looks at. Ten million take about three hours.
 _PAGES_PER_PASS: Final = 50
-ACTOR: Final = "retention"
 
 
 def keep_searching(backends: Backends, over: Event) -> None:
@@ -171,7 +171,7 @@ def _delete(backends: Backends, key: str) -> None:
             kind="orphan",
             object_id=key,
             project_id=batch["project_id"] if batch else None,
-            actor=ACTOR,
+            actor=RETENTION,
             reason="it belonged to no file, batch or job",
             versions=versions,
             **content,

@@ -15,10 +15,10 @@ import psycopg
 import structlog
 
 from ray_job.contract.object_keys import batch_prefix, file_key
+from service.audit.log import OPERATOR, RETENTION
 from service.db import query
 from service.errors import ObjectStoreError
 from service.logging import error_text
-from service.projects import OPERATOR
 from service.receipts import remove_file, write_receipt
 from service.reconciler.backends import Backends
 from service.reconciler.erasure import REASON, finish_erasures, stop_work
@@ -26,7 +26,6 @@ from service.reconciler.erasure import REASON, finish_erasures, stop_work
 logger = structlog.get_logger(__name__)
 
 SWEEP_INTERVAL_S: Final = 60.0
-ACTOR: Final = "retention"
 # Rows per statement. Locks stay short, and a stop is noticed soon.
 _CHUNK: Final = 100
 
@@ -79,8 +78,8 @@ def _remove_batches(backends: Backends, over: Event) -> None:
             rows = connection.execute(query("batches_to_remove"), values).fetchall()
             for is_erased in (False, True):
                 ids = [row["id"] for row in rows if row["is_erased"] is is_erased]
-                actor, reason = (OPERATOR, REASON) if is_erased else (ACTOR, "expired")
-                removed = connection.execute(query("remove_batches"), {"ids": ids, "actor": actor}).fetchall()
+                actor, reason = (OPERATOR, REASON) if is_erased else (RETENTION, "expired")
+                removed = connection.execute(query("remove_batches"), {"ids": ids, **actor.values()}).fetchall()
                 for row in removed:
                     ids_of_row = {"object_id": row["id"], "project_id": row["project_id"]}
                     write_receipt(
@@ -130,7 +129,7 @@ def _remove_file(backends: Backends, file_id: str) -> bool:
         except ObjectStoreError as error:
             logger.warning("retention.store_refused", file_id=file_id, error=str(error))
             return False
-        actor, client = (OPERATOR if row["is_erased"] else ACTOR), row["deleted_by"]
+        actor, client = (OPERATOR if row["is_erased"] else RETENTION), row["deleted_by"]
         reason = REASON if row["is_erased"] else "expired"
         if client is not None:
             reason = f"deleted by {client} while a batch read it"
@@ -143,6 +142,6 @@ def _remove_file(backends: Backends, file_id: str) -> bool:
             versions=versions,
             on_behalf_of=client or "",
         )
-    logger.info("file.deleted", file_id=file_id, actor=actor)
+    logger.info("file.deleted", file_id=file_id, actor=actor.id)
     backends.metrics.removals.labels(object="file").inc()
     return True

@@ -21,6 +21,7 @@ from tests.cluster.provider import StandInProvider, stand_in_provider
 SECRETS: Final = {
     "database_owner_password": "1f2e3d4c5b6a79880000000000000000",
     "encryption_keys": f"{'k' * 43}=",
+    "database_service_password": "2f2e3d4c5b6a79880000000000000000",
     "object_store_secret_access_key": "3f2e3d4c5b6a79880000000000000000",
     "receipt_key": "5f" * 32,
 }

@@ -112,7 +112,7 @@ def test_changed_model_rolls_the_readers_of_the_catalogue(deployment: Deployment
 
 def test_changed_password_rolls_the_database_and_its_clients(deployment: Deployment, api: KubernetesApi) -> None:
     before = annotations(api)
-    deployment.secrets |= {"database_owner_password": "4f2e3d4c5b6a79880000000000000000"}
+    deployment.secrets |= {"database_service_password": "4f2e3d4c5b6a79880000000000000000"}
     deployment.up()
     assert rolled(before, annotations(api)) == {"database", *DEPLOYMENTS}
 

@@ -65,6 +65,32 @@ def test_environment_has_the_settings_and_no_password(name: str) -> None:
     assert ":" not in variables["CLOISTER_DATABASE_URL"].partition("://")[2].partition("@")[0]
 
 
+@pytest.mark.parametrize("name", STACKS)
+def test_migrations_alone_log_in_as_the_owner_of_the_database(name: str) -> None:
+    recording = preview(name)
+    owner, service = ("database-credentials", "database-service-credentials")
+    for component in ("api", "reconciler", "coordinator"):
+        mounted = str(pod(recording, component)["spec"]["volumes"])
+        assert (owner in mounted, service in mounted) == (False, True)
+    assert "database-service-credentials" not in str(pod(recording, "migrations"))
+    variables = environment(recording, "migrations")
+    role = urlsplit(environment(recording, "api")["CLOISTER_DATABASE_URL"]).username
+    assert variables["CLOISTER_DATABASE_SERVICE_ROLE"] == role
+    assert urlsplit(variables["CLOISTER_DATABASE_URL"]).username != role
+    (login,) = [each for each in recording.of_type("Secret") if each.inputs["metadata"]["name"] == service]
+    assert f":{role}:" in login.inputs["stringData"]["pgpass"]
+
+
+def test_customer_can_give_one_role_only() -> None:
+    values, secrets = stack_text("own-postgres-and-s3").values, stack_text("own-postgres-and-s3").secret_keys
+    database = {key: value for key, value in values["database"].items() if key != "service_role"}
+    without = {key: value for key, value in values.items() if key != "database_service_password"}
+    recording = preview_values(without | {"database": database}, secrets - {"database_service_password"})
+    urls = {environment(recording, name)["CLOISTER_DATABASE_URL"] for name in ("api", "migrations")}
+    assert len(urls) == 1
+    assert "CLOISTER_DATABASE_SERVICE_ROLE" not in environment(recording, "migrations")
+
+
 def test_jobs_reach_the_coordinator_at_its_service() -> None:
     recording = preview()
     url = urlsplit(environment(recording, "reconciler")["CLOISTER_COORDINATOR_URL"])
@@ -135,7 +161,7 @@ def test_change_of_models_or_secrets_rolls_the_pods() -> None:
     with_models = annotations(previewed(models=models), "api")
     assert with_models[0] != configuration
     assert with_models[1] == credentials
-    with_password = annotations(previewed(database_owner_password="another"), "reconciler")
+    with_password = annotations(previewed(database_service_password="another"), "reconciler")
     assert with_password[0] == configuration
     assert with_password[1] != credentials
 

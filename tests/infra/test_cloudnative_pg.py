@@ -33,6 +33,7 @@ def args(*, keep_data: bool = True, **changes: Any) -> CloudNativePgArgs:
         "storage": "50Gi",
         "protection": DataProtection(provider=provider, keep_data=keep_data),
         "owner_password": "for-owner",
+        "service_password": "for-service",
         "store": STORE,
         "backup": BackupSection(schedule="0 0 3 * * *", retention_days=14),
     }
@@ -42,7 +43,7 @@ def args(*, keep_data: bool = True, **changes: Any) -> CloudNativePgArgs:
 def recorded(**changes: Any) -> Recording:
     def program() -> None:
         connection = CloudNativePgDatabase("database", args(**changes)).connection
-        pulumi.export("url", connection.url)
+        pulumi.export("url", connection.url(connection.service))
 
     return record(program)
 
@@ -56,7 +57,7 @@ def test_service_verifies_the_primary_with_the_ca_of_the_operator() -> None:
     host = "database-rw.cloister-acme-prod.svc:5432"
     options = "sslmode=verify-full&sslrootcert=/etc/cloister/database-ca/ca.crt"
 
-    assert recorded().outputs["url"] == f"postgresql://cloister_acme_prod@{host}/cloister_acme_prod?{options}"
+    assert recorded().outputs["url"] == f"postgresql://cloister_acme_prod_service@{host}/cloister_acme_prod?{options}"
 
 
 @pytest.mark.parametrize("name", ["api", "reconciler", "coordinator", "migrations"])
@@ -70,14 +71,22 @@ def test_pods_mount_the_certificate_of_the_ca_and_not_its_key(name: str) -> None
     assert mount["mountPath"] == "/etc/cloister/database-ca"
 
 
+def test_operator_creates_the_role_of_the_service_without_privileges() -> None:
+    [role] = spec(recorded(), "Cluster")["managed"]["roles"]
+
+    assert (role["name"], role["login"], role["superuser"]) == ("cloister_acme_prod_service", True, False)
+    assert role["passwordSecret"] == {"name": "database-service"}
+    assert recorded().named("database-service").inputs["stringData"]["username"] == role["name"]
+
+
 def test_passwords_and_keys_are_in_secrets_only() -> None:
     recording = recorded()
 
     secrets = recording.of_type("Secret")
     assert all(secret.is_secret(("stringData",)) for secret in secrets)
-    assert {secret.name for secret in secrets} == {"database-owner", "database-backup-key"}
+    assert {secret.name for secret in secrets} == {"database-owner", "database-service", "database-backup-key"}
     others = str([resource.inputs for resource in recording.resources if resource not in secrets])
-    assert not any(value in others for value in ("for-owner", "for-backups"))
+    assert not any(value in others for value in ("for-owner", "for-service", "for-backups"))
 
 
 def test_superuser_cannot_log_in() -> None:
@@ -107,7 +116,7 @@ def test_recovered_cluster_reads_old_backups_and_writes_new_ones() -> None:
     assert cluster["bootstrap"]["recovery"]["recoveryTarget"] == {"targetTime": "2030-01-31T12:00:00Z"}
     assert cluster["externalClusters"][0]["plugin"]["parameters"]["serverName"] == "database"
     assert cluster["plugins"][0]["parameters"]["serverName"] == "database-restored"
-    assert recording.outputs["url"].startswith("postgresql://cloister_acme_prod@database-restored-rw.")
+    assert recording.outputs["url"].startswith("postgresql://cloister_acme_prod_service@database-restored-rw.")
 
 
 def test_cluster_is_protected_and_kept_if_the_stack_keeps_its_data() -> None:

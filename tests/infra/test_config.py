@@ -304,6 +304,20 @@ def test_external_database_needs_tls() -> None:
     assert set(problems(changed(database=own))) == {"database.ca_certificate"}
 
 
+def test_service_must_not_log_in_as_the_owner_of_an_external_database() -> None:
+    own = dict(stack_text("own-postgres-and-s3").values["database"])
+    found = problems(changed(database=own | {"service_role": "cloister_initech_prod"}))
+    assert set(found) == {"database.service_role"}
+
+
+@pytest.mark.parametrize("key", ["database_service_password", "service_role"])
+def test_role_of_an_external_database_and_its_password_belong_together(key: str) -> None:
+    own, secrets = dict(stack_text("own-postgres-and-s3").values["database"]), stack_text().secret_keys
+    own.pop(key, None)
+    values = changed(database=own, **({key: None} if key in secrets else {}))
+    assert set(problems(values, secrets - {key})) == {"database_service_password"}
+
+
 def test_model_of_the_http_engine_needs_endpoint_networks() -> None:
     model = {"id": "m", "engine": "http", "base_url": "https://10.50.0.10:8000/v1"}
     assert set(problems(changed(models=[model]))) == {"network.endpoint_networks"}

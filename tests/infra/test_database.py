@@ -4,6 +4,7 @@ from typing import Any
 
 import pulumi
 import pulumi_kubernetes as kubernetes
+import pytest
 
 from infra.data.database import BundledDatabase, BundledDatabaseArgs, DatabaseConnection, SslMode
 from infra.kubernetes.images import ImageReference
@@ -23,13 +24,15 @@ def protection(*, keep_data: bool = True) -> DataProtection:
 def args(*, keep_data: bool = True, **changes: Any) -> BundledDatabaseArgs:
     wanted: dict[str, Any] = {"names": NAMES, "image": IMAGE, "storage": "20Gi"}
     wanted |= {"protection": protection(keep_data=keep_data)}
-    return BundledDatabaseArgs(**wanted | {"owner_password": "for-owner", "digest_key": "key"} | changes)
+    passwords = {"owner_password": "for-owner", "service_password": "for-service", "digest_key": "key"}
+    return BundledDatabaseArgs(**wanted | passwords | changes)
 
 
 def bundled(**changes: Any) -> Recording:
     def program() -> None:
         connection = BundledDatabase("database", args(**changes)).connection
-        pulumi.export("url", connection.url)
+        pulumi.export("url", connection.url(connection.service))
+        pulumi.export("owner_url", connection.url(connection.owner))
 
     return record(program)
 
@@ -40,34 +43,40 @@ def pod(recording: Recording) -> Any:
 
 def external(ssl_mode: SslMode = "verify-full", ca_pem: str = "") -> DatabaseConnection:
     address: dict[str, Any] = {"host": "db.example", "port": 5433, "database": "batches"}
+    login = DatabaseLogin(**address, role="cloister", password="for-owner")
     return DatabaseConnection(
-        owner=DatabaseLogin(**address, role="cloister", password="for-owner"),
+        owner=login,
+        service=login,
         ssl_mode=ssl_mode,
         ca_pem=ca_pem,
     )
 
 
 def url(connection: DatabaseConnection) -> str:
-    return str(record(lambda: pulumi.export("url", connection.url)).outputs["url"])
+    return str(record(lambda: pulumi.export("url", connection.url(connection.service))).outputs["url"])
 
 
 def test_url_of_the_bundled_database_has_no_password() -> None:
     address = "database.cloister-acme-dev.svc:5432/cloister_acme_dev?sslmode=disable"
-    assert bundled().outputs["url"] == f"postgresql://cloister_acme_dev@{address}"
+    assert bundled().outputs["url"] == f"postgresql://cloister_acme_dev_service@{address}"
+    assert bundled().outputs["owner_url"] == f"postgresql://cloister_acme_dev@{address}"
 
 
-def test_password_is_in_one_secret_only() -> None:
+def test_passwords_are_in_one_secret_only() -> None:
     recording = bundled()
 
     passwords = recording.named("database-passwords")
-    assert passwords.inputs["stringData"] == {"owner": "for-owner"}
+    assert passwords.inputs["stringData"] == {"owner": "for-owner", "service": "for-service"}
     assert passwords.is_secret(("stringData", "owner"))
+    assert passwords.is_secret(("stringData", "service"))
     others = [resource.inputs for resource in recording.resources if resource.name != "database-passwords"]
     assert "for-owner" not in str(others)
+    assert "for-service" not in str(others)
 
 
-def test_new_password_replaces_the_pod() -> None:
-    before, same, after = bundled(), bundled(), bundled(owner_password="another")
+@pytest.mark.parametrize("password", ["owner_password", "service_password"])
+def test_new_password_replaces_the_pod(password: str) -> None:
+    before, same, after = bundled(), bundled(), bundled(**{password: "another"})
 
     assert pod(before)["metadata"] == pod(same)["metadata"]
     assert pod(before)["metadata"]["annotations"] != pod(after)["metadata"]["annotations"]

@@ -13,12 +13,13 @@ import psycopg
 import pytest
 
 from infra.data import database
-from service.db import migrate
+from service.db.__main__ import run
 from service.local.postgres import as_account, postgres_account, postgres_binary
 from service.local.ray_head import free_ports
 
 SCRIPTS = Path(database.__file__).parent / "scripts"
 OWNER = "cloister_acme_dev"
+SERVICE = "cloister_acme_dev_service"
 
 
 pytestmark = [pytest.mark.local_network, pytest.mark.slow]
@@ -33,6 +34,7 @@ def directory() -> Iterator[Path]:
         if account is not None:
             os.chown(path / name, account.pw_uid, account.pw_gid)
     set_password(path, "for owner's eyes")
+    (path / "passwords/service").write_text("for service")
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -54,6 +56,7 @@ def started(directory: Path) -> Iterator[int]:
         "PASSWORDS": str(directory / "passwords"),
         "DATABASE": OWNER,
         "OWNER": OWNER,
+        "SERVICE": SERVICE,
     }
     options = ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-c", "shared_buffers=16MB"]
     command = ["/bin/sh", str(SCRIPTS / "postgres_start.sh"), *options]
@@ -85,7 +88,12 @@ def connect(port: int, role: str, password: str) -> psycopg.Connection:
 
 def test_owner_can_migrate_and_other_roles_cannot_connect(directory: Path) -> None:
     with started(directory) as port:
-        migrate(f"postgresql://{OWNER}@127.0.0.1:{port}/{OWNER}", password="for owner's eyes")
+        url = f"postgresql://{OWNER}:for%20owner's%20eyes@127.0.0.1:{port}/{OWNER}"
+        run({"CLOISTER_DATABASE_URL": url, "CLOISTER_DATABASE_SERVICE_ROLE": SERVICE})
+        with connect(port, SERVICE, "for service") as service:
+            assert service.execute("SELECT count(*) FROM audit_log").fetchone() == (0,)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                service.execute("ALTER TABLE audit_log DISABLE TRIGGER ALL")
 
         with psycopg.connect(host=str(directory / "sockets"), port=port, dbname="postgres", user="postgres") as admin:
             admin.execute("CREATE ROLE other LOGIN PASSWORD 'of another'")

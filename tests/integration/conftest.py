@@ -23,6 +23,7 @@ from service.backends import Backends
 from service.db import Pool, open_pool
 from service.model_catalogue import CatalogueModel
 from service.projects import Project, create_project
+from tests.conftest import as_service
 from tests.integration.described_answers import DescribedAnswers
 from tests.integration.reconciler_harness import KEYS, Stack
 
@@ -35,7 +36,7 @@ def api_pool(postgres_server_url: str, _template_database: str) -> Iterator[Pool
     name = f"api_{next(_numbers)}"
     with psycopg.connect(postgres_server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {_template_database} STRATEGY FILE_COPY")  # type: ignore[arg-type]
-        with open_pool(postgres_server_url.replace("/postgres?", f"/{name}?"), max_size=4) as opened:
+        with open_pool(as_service(postgres_server_url.replace("/postgres?", f"/{name}?")), max_size=4) as opened:
             yield opened
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
 

@@ -30,6 +30,7 @@ from service.reconciler.jobs import advance_job, create_jobs, jobs_to_advance
 from service.reconciler.loop import run
 from service.reconciler.steps import advance
 from service.workspace import Workspace
+from tests.conftest import as_service
 
 CHAT = "/v1/chat/completions"
 BATCH = "batch_1"
@@ -278,7 +279,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def looping(backends: Backends, database_url: str) -> Iterator[None]:
-    thread = Thread(target=run, args=(backends, database_url))
+    thread = Thread(target=run, args=(backends, as_service(database_url)))
     thread.start()
     try:
         yield

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from service.adapters.memory_object_store import MemoryObjectStore
@@ -105,8 +106,8 @@ def test_unreachable_database_is_reported_without_its_address() -> None:
     assert "somebody" not in answer.text
 
 
-def test_missing_migrations_are_reported(pool: Pool, weak_store: WeakStore) -> None:
-    with pool.connection() as connection:
+def test_missing_migrations_are_reported(pool: Pool, weak_store: WeakStore, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
         connection.execute("DELETE FROM migrations WHERE name LIKE '0002%'")
     (answer,) = probe(pool, weak_store)
     assert answer.status_code == 503

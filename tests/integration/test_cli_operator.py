@@ -1,7 +1,10 @@
 """Commands for the operator of a stack, on a real database."""
 
 import json
+import os
+import pwd
 import re
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -198,6 +201,20 @@ def test_audit_log_has_every_change(run: Run) -> None:
     assert key not in run("audit")
 
 
+def test_audit_log_names_the_operator(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("projects", "create", "a", "--operator", "ada")
+    monkeypatch.setenv("CLOISTER_OPERATOR", "grace")
+    run("keys", "create", "k", "--project", "a")
+    run("webhooks", "create", "https://hooks.example/", "--project", "a")
+    monkeypatch.delenv("CLOISTER_OPERATOR")
+    run("projects", "archive", "a")
+    records = [json.loads(line) for line in run("audit", "list", "--json").splitlines()]
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    assert [record["operator"] for record in records] == ["ada", "grace", "grace", f"{user}@{socket.gethostname()}"]
+    assert {record["actor"] for record in records} == {"operator"}
+    assert "a  operator ada  project.created" in run("audit")
+
+
 def test_audit_log_is_filtered_by_project_and_time(run: Run, pool: Pool) -> None:
     run("projects", "create", "a")
     run("projects", "create", "b")
@@ -213,3 +230,12 @@ def test_audit_log_is_filtered_by_project_and_time(run: Run, pool: Pool) -> None
     )
     (line,) = [line for line in run("audit").splitlines() if "file-1" in line]
     assert "proj_gone  retention  file.deleted  file-1  5 bytes, SHA-256 00ff" in line
+
+
+@pytest.mark.usefixtures("run")
+def test_operator_cannot_forge_a_line_of_the_log() -> None:
+    assert "printable characters" in refused("projects", "create", "a", "--operator", "ada\n2026-01-01").output
+
+
+def test_options_of_the_audit_log_belong_to_its_command() -> None:
+    assert "give the options after" in refused("audit", "--data-dir", "elsewhere", "verify").output

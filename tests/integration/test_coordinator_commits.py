@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -522,12 +523,14 @@ class Interleavings(RuleBasedStateMachine):
     """
 
     pool: Pool
+    owner_url: str
     stack: Coordinated
 
     @initialize(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3))
     def prepare(self, sizes: list[int]) -> None:
         self.stack = Coordinated(self.pool)
-        self.stack.sql("TRUNCATE jobs, domains, batches, projects CASCADE")
+        with psycopg.connect(self.owner_url) as owner:
+            owner.execute("TRUNCATE jobs, domains, batches, projects CASCADE")
         self.sizes = {f"b{number}": size for number, size in enumerate(sizes)}
         for number, (batch_id, size) in enumerate(self.sizes.items()):
             self.stack.add(batch_id, project=f"p{number % 2}", tokens=[TOKENS] * size)
@@ -643,9 +646,9 @@ class Interleavings(RuleBasedStateMachine):
                 assert (batch["completed"], batch["segments_left"]) == (size * ROWS, 0)
 
 
-def test_random_interleavings_never_lose_or_double_a_row(pool: Pool) -> None:
+def test_random_interleavings_never_lose_or_double_a_row(pool: Pool, database_url: str) -> None:
     run_state_machine_as_test(
-        type("Interleaved", (Interleavings,), {"pool": pool}),
+        type("Interleaved", (Interleavings,), {"pool": pool, "owner_url": database_url}),
         settings=settings(
             max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),

@@ -49,7 +49,7 @@ def other_role(layout: Layout) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("database", ["cloister", "postgres"])
-def test_only_the_role_of_the_service_can_connect(layout: Layout, other_role: str, database: str) -> None:
+def test_only_the_roles_of_the_stack_can_connect(layout: Layout, other_role: str, database: str) -> None:
     with pytest.raises(psycopg.OperationalError, match="permission denied"):
         psycopg.connect(layout.database_url(other_role, database))
 
@@ -65,6 +65,22 @@ def test_encryption_key_is_private_and_made_once(layout: Layout) -> None:
     assert layout.encryption_keys.stat().st_mode & 0o077 == 0
     postgres.set_up(layout)
     assert layout.encryption_keys.read_text() == key
+
+
+def test_service_adds_to_the_audit_log_and_cannot_change_it(layout: Layout) -> None:
+    with psycopg.connect(layout.database_url(postgres.SERVICE)) as connection:
+        connection.execute("INSERT INTO audit_log (actor, type, object_id) VALUES ('operator', 'a', 'b')")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("DELETE FROM audit_log")
+
+
+def test_data_directory_of_a_version_with_one_role_is_upgraded(layout: Layout) -> None:
+    with psycopg.connect(layout.database_url(postgres.SUPERUSER)) as connection:
+        connection.execute("DROP OWNED BY cloister_service")
+        connection.execute("DROP ROLE cloister_service")
+    postgres.set_up(layout)
+    with psycopg.connect(layout.database_url(postgres.SERVICE)) as connection:
+        assert connection.execute("SELECT count(*) FROM projects").fetchone() == (0,)
 
 
 def test_database_survives_a_restart(tmp_path: Path) -> None:

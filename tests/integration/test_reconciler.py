@@ -18,6 +18,7 @@ from service.errors import CloisterError, LauncherError, ObjectStoreError
 from service.ports import JobState, JobStatus
 from service.reconciler.loop import run
 from service.reconciler.steps import advance, step
+from tests.conftest import as_service
 from tests.integration.reconciler_harness import BATCH, FAILED, RUNNING, SUCCEEDED, Job, Stack, eventually, line
 from tests.integration.recorded_work import write_part
 
@@ -384,7 +385,7 @@ def test_batch_that_ends_under_another_version_has_its_results(
 
 @pytest.fixture
 def loop(stack: Stack, database_url: str) -> Iterator[threading.Thread]:
-    thread = threading.Thread(target=run, args=(stack.backends, database_url))
+    thread = threading.Thread(target=run, args=(stack.backends, as_service(database_url)))
     thread.start()
     yield thread
     stack.backends.stopping.set()
@@ -423,7 +424,7 @@ def test_loop_continues_after_its_connections_were_cut(stack: Stack) -> None:
 def test_second_reconciler_waits_for_the_first(stack: Stack, database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as leader:
         leader.execute("SELECT pg_advisory_lock(7203002)")
-        thread = threading.Thread(target=run, args=(stack.backends, database_url))
+        thread = threading.Thread(target=run, args=(stack.backends, as_service(database_url)))
         thread.start()
         stack.create(line(1))
         time.sleep(1.5)

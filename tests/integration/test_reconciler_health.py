@@ -59,9 +59,10 @@ class Unreachable(DirectoryObjectStore):
         raise ObjectStoreError("no")
 
 
-def test_readyz_names_the_unavailable_backends(pool: Pool, tmp_path: Path) -> None:
+def test_readyz_names_the_unavailable_backends(pool: Pool, database_url: str, tmp_path: Path) -> None:
     stack = Stack(pool, Unreachable(tmp_path / "objects"), tmp_path)
-    stack.sql("DROP TABLE batches CASCADE")
+    with psycopg.connect(database_url) as owner:
+        owner.execute("DROP TABLE batches CASCADE")
     with serve_health(stack.backends, host="127.0.0.1", port=0) as port:
         answer = httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False)
     assert (answer.status_code, answer.json()["missing"]) == (503, ["database", "object store"])

@@ -6,10 +6,13 @@ from typing import Any
 
 import httpx
 import openai
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from service.db import Pool, query
 from service.projects import create_project
+from tests.conftest import as_owner
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +42,7 @@ def large_project_id(api_pool: Pool) -> str:
 
 def scan(pool: Pool, name: str, values: dict[str, Any], *, analyze: bool) -> dict[str, Any]:
     """Return how Postgres reads a page: the plan node below the limit."""
-    with pool.connection() as connection:
+    with psycopg.connect(as_owner(pool), row_factory=dict_row) as connection:
         if analyze:
             connection.execute("ANALYZE files, batches")
         connection.execute(query("read_in_index_order"))

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from service.audit.log import OPERATOR
 from service.reconciler.webhooks import keep_delivering
 from service.webhooks import EventType, create_endpoint
 from tests.integration.reconciler_harness import BATCH, KEYS, Stack, eventually, line, looping
@@ -74,7 +75,7 @@ def delivering(stack: Stack) -> Iterator[None]:
 def subscribe(stack: Stack, url: str, *events: EventType) -> str:
     stack.sql("INSERT INTO projects (id, name) VALUES ('p', 'p') ON CONFLICT DO NOTHING")
     _, secret = create_endpoint(
-        stack.pool, KEYS, project_id="p", url=url, events=events or list(EventType), name="", actor="operator"
+        stack.pool, KEYS, project_id="p", url=url, events=events or list(EventType), name="", actor=OPERATOR
     )
     return secret
 

@@ -19,6 +19,7 @@ from ray_job.contract.object_keys import batch_prefix, file_key, new_part_key, p
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api_keys import create_api_key
+from service.audit.log import OPERATOR
 from service.backends import Backends
 from service.cli.app import main
 from service.compose import open_backends
@@ -32,7 +33,7 @@ from service.reconciler.records import load_batch
 from service.reconciler.retention import sweep
 from service.settings import read_settings
 from service.webhooks import EventType, create_endpoint
-from tests.integration.reconciler_harness import BATCH, SUCCEEDED, Stack, line
+from tests.integration.reconciler_harness import BATCH, KEYS, SUCCEEDED, Stack, line
 
 SECRET = "violet-otter"
 DAY_S = 24 * 3600
@@ -419,9 +420,8 @@ def prepared(stack: Stack) -> Project:
     project = create_project(stack.pool, "research")
     create_api_key(stack.pool, project_id=project.id, name=SECRET)
     events = [EventType("batch.completed")]
-    create_endpoint(
-        stack.pool, project_id=project.id, url=f"https://{SECRET}.example", events=events, name="x", actor="operator"
-    )
+    url = f"https://{SECRET}.example"
+    create_endpoint(stack.pool, KEYS, project_id=project.id, url=url, events=events, name="x", actor=OPERATOR)
     stack.started(line(1), batch_id="batch_done", project=project.id).commit(
         batch_id="batch_done", body=f'{{"{SECRET}":1}}'.encode()
     )

@@ -13,6 +13,7 @@ import psycopg
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.object_keys import file_key
+from service.audit.log import Actor
 from service.coordinator import leasing
 from service.db import query
 from service.errors import LauncherError, ObjectStoreError
@@ -41,6 +42,7 @@ _MODELS: Final = (
 )
 _SHARING: Final = {model.id: model.sharing for model in _MODELS}
 # What the loop of the reconciler retries; any other error is a defect.
+_CLIENT: Final = Actor(id="key_1")
 _TRANSIENT: Final = (ObjectStoreError, LauncherError, psycopg.OperationalError)
 _PASS_LIMIT: Final = 200
 _MOST_BATCHES: Final = 4
@@ -348,6 +350,7 @@ class History:
             "sha256": b"",
             "line_count": len(lines),
             "expires_after_s": None,
+            **_CLIENT.values(),
         }
         creation: dict[str, Any] = {
             "id": batch_id,
@@ -363,6 +366,8 @@ class History:
             "enqueued_requests": len(lines),
             "enqueued_tokens": len(content) // 4,
             "priority": chance.choice((0, 0, 0, 5, -5)),
+            "audited_file_id": file_id,
+            **_CLIENT.values(),
         }
 
         def create() -> None:
@@ -402,8 +407,9 @@ class History:
 
         def change() -> None:
             nonlocal changed
+            parameters = {"id": batch.id, "project_id": batch.project, **_CLIENT.values()}
             with self._database.connection() as connection:
-                cursor = connection.execute(query(name), {"id": batch.id, "project_id": batch.project})
+                cursor = connection.execute(query(name), parameters)
                 changed = cursor.rowcount
 
         return self._change(change) and changed > 0

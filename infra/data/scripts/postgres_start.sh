@@ -1,11 +1,12 @@
 #!/bin/sh
-# Creates the database on the first start, sets the role and its password at every start, and serves.
+# Creates the database on the first start, sets the roles and their passwords at every start, and serves.
 #
 # PGDATA                 the data directory, on the volume
 # SOCKETS                a directory that this container alone has: no password is asked there
 # SCRIPTS                the directory of this file and of postgres_roles.sql
-# PASSWORDS              a directory with the file `owner`
-# DATABASE, OWNER        the names of the database and of its role
+# PASSWORDS              a directory with the files `owner` and `service`
+# DATABASE               the name of the database
+# OWNER, SERVICE         the names of its roles
 #
 # Arguments are passed on to the server.
 set -eu
@@ -28,7 +29,7 @@ chmod 700 "$PGDATA"
 set -- -D "$PGDATA" -c unix_socket_directories="$SOCKETS" -c timezone=UTC -c log_statement=none \
   -c log_parameter_max_length_on_error=0 -c log_min_error_statement=panic "$@"
 
-# Closed to everybody else until the role has its password.
+# Closed to everybody else until the roles have their passwords.
 postgres "$@" -c listen_addresses= &
 setup=$!
 until pg_isready --quiet --host="$SOCKETS" --username=postgres --dbname=postgres; do
@@ -36,7 +37,8 @@ until pg_isready --quiet --host="$SOCKETS" --username=postgres --dbname=postgres
   sleep 0.2
 done
 psql --no-psqlrc --quiet --host="$SOCKETS" --username=postgres --dbname=postgres --set=ON_ERROR_STOP=1 \
-  --set=database="$DATABASE" --set=owner="$OWNER" --file="$SCRIPTS/postgres_roles.sql"
+  --set=database="$DATABASE" --set=owner="$OWNER" --set=service="$SERVICE" \
+  --file="$SCRIPTS/postgres_roles.sql"
 kill -INT "$setup"
 wait "$setup"
 

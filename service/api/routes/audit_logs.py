@@ -1,6 +1,6 @@
-"""``GET /v1/organization/audit_logs``: deletions and changes in the key's project.
+"""``GET /v1/organization/audit_logs``: what was done in the key's project, by whom and from where.
 
-The shape is OpenAI's: the details of an event are under its type. Those of a deleted file include its size and digest.
+The shape is OpenAI's: the details of an event are under its type. Those of a file include its size and digest.
 Source: https://platform.openai.com/docs/api-reference/audit-logs.
 """
 
@@ -27,26 +27,27 @@ UnixTime = Annotated[int, Field(ge=0, lt=NEWEST)]
 
 
 class AuditLogApiKey(Answer):
-    """The API key that made the change."""
+    """The API key of the request."""
 
     id: str
     type: Literal["service_account"] = "service_account"
 
 
 class AuditLogUser(Answer):
-    """The person who made the change, by the subject of their token."""
+    """The author of an action: the subject of a person's token, or the operator at the command line."""
 
     id: str
 
 
 class AuditLogSession(Answer):
-    """The session of a person who signed in with OpenID Connect."""
+    """Origin of the action: the address of the API's client, and the person or operator."""
 
-    user: AuditLogUser
+    ip_address: str | None = None
+    user: AuditLogUser | None = None
 
 
 class AuditLogActor(Answer):
-    """The author of the change: an API key, a person, an operator at the command line, or the stack (retention)."""
+    """The author of the action: an API key, a person, an operator at the command line, or the stack (retention)."""
 
     type: Literal["api_key", "session", "operator", "retention"]
     api_key: AuditLogApiKey | None = None
@@ -71,6 +72,7 @@ class AuditLog(Answer):
     effective_at: int
     project: AuditLogProject
     actor: AuditLogActor
+    request_id: str | None = None
 
     @classmethod
     def from_row(cls, row: DictRow) -> Self:
@@ -79,16 +81,20 @@ class AuditLog(Answer):
         if row["sha256"] is not None:
             details |= {"bytes": row["size_bytes"], "sha256": row["sha256"].hex()}
         actor: dict[str, Any] = {"type": row["actor"]}
+        user = row["operator"]
         if row["actor"].startswith(PERSON_PREFIX):
-            actor = {"type": "session", "session": {"user": {"id": row["actor"].removeprefix(PERSON_PREFIX)}}}
+            actor, user = {"type": "session"}, row["actor"].removeprefix(PERSON_PREFIX)
         elif row["actor"] not in {"operator", "retention"}:
             actor = {"type": "api_key", "api_key": {"id": row["actor"]}}
+        if row["client_address"] or user:
+            actor["session"] = {"ip_address": row["client_address"], "user": {"id": user} if user else None}
         fields = {
             "id": row["id"],
             "type": row["type"],
             "effective_at": int(row["at"].timestamp()),
             "project": {"id": row["project_id"], "name": row["project_name"]},
             "actor": actor,
+            "request_id": row["request_id"],
             row["type"]: details,
         }
         return cls.model_validate(fields)

@@ -17,6 +17,7 @@ from service.api.extension import RUNNABLE, Extension, RetrievedBatch
 from service.api.openapi import INVALID_CURSOR, INVALID_ID, TOO_MANY_WRONG_KEYS, WITH_KEY, described, link
 from service.api.queue_positions import QueuePositions
 from service.api.schemas import NEWEST, BatchObject, BatchRequest, Page, Text
+from service.api_keys import Access
 from service.backends import Backends
 from service.db import query
 from service.db.rows import (
@@ -199,6 +200,7 @@ def create_batch(
         "request_sha256": request_sha256(batch, idempotency_key),
         "idempotency_key": idempotency_key,
         "window_s": _RETRY_WINDOW_S,
+        **access.actor.values(),
     }
     with backends.pool.connection() as connection:
         # The lock on the project covers the whole transaction: concurrent creations cannot both take the last room,
@@ -211,6 +213,8 @@ def create_batch(
         file = fetch_optional(connection, FileRow, "input_of_new_batch", parameters)
         requests, tokens = (file.line_count, estimated_tokens(file.size_bytes)) if file else (0, 0)
         parameters |= {"enqueued_requests": requests, "enqueued_tokens": tokens}
+        # Only the id of a file that exists: another one may be any text.
+        parameters |= {"audited_file_id": file.id if file else None}
         refusal = None
         if limits.limits_batches:
             use = fetch_one(connection, Use, "open_batches", parameters)
@@ -287,7 +291,7 @@ def cancel_batch(backends: BackendsDependency, access: SubmitAccess, batch_id: B
     Raises:
         InvalidRequestError: status 409, the batch ended in another state.
     """
-    parameters = {"id": batch_id, "project_id": access.project.id}
+    parameters = {"id": batch_id, "project_id": access.project.id, **access.actor.values()}
     with backends.pool.connection() as connection:
         row = fetch_optional(connection, BatchRow, "cancel_batch", parameters)
         if row is None:
@@ -323,7 +327,7 @@ def pause_batch(
     Raises:
         InvalidRequestError: status 409, no line is left to run.
     """
-    return _change_pause(backends, positions, access.project, batch_id, "pause")
+    return _change_pause(backends, positions, access, batch_id, "pause")
 
 
 @router.post(
@@ -344,15 +348,16 @@ def resume_batch(
     Raises:
         InvalidRequestError: status 409, no line is left to run.
     """
-    return _change_pause(backends, positions, access.project, batch_id, "resume")
+    return _change_pause(backends, positions, access, batch_id, "resume")
 
 
 def _change_pause(
-    backends: Backends, positions: QueuePositions, project: Project, batch_id: str, change: Literal["pause", "resume"]
+    backends: Backends, positions: QueuePositions, access: Access, batch_id: str, change: Literal["pause", "resume"]
 ) -> RetrievedBatch:
+    parameters = {"id": batch_id, "project_id": access.project.id, **access.actor.values()}
     with backends.pool.connection() as connection:
-        connection.execute(query(f"{change}_batch"), {"id": batch_id, "project_id": project.id})
-    row = find_batch(backends, project, batch_id)
+        connection.execute(query(f"{change}_batch"), parameters)
+    row = find_batch(backends, access.project, batch_id)
     if row.status not in RUNNABLE:
         raise InvalidRequestError(
             f"Cannot {change} a batch with status '{row.status}'.",

@@ -19,6 +19,7 @@ from service.api.dependencies import BackendsDependency, ReadAccess, SubmitAcces
 from service.api.openapi import INVALID_CURSOR, INVALID_ID, NO_ROOM, TOO_MANY_WRONG_KEYS, WITH_KEY, described, link
 from service.api.routes.uploads import UPLOAD_BODY, UploadDependency
 from service.api.schemas import NEWEST, DeletedFile, FileObject, Page, Text
+from service.audit.log import Actor
 from service.backends import Backends
 from service.db import query
 from service.db.rows import FileRow, fetch_all, fetch_one, fetch_optional, fetch_value
@@ -68,14 +69,21 @@ def resumable(store: ObjectStore, key: str) -> Iterator[bytes]:
             return
 
 
-def find_file(backends: Backends, project: Project, file_id: str) -> FileRow:
+def find_file(backends: Backends, project: Project, file_id: str, *, reader: Actor | None = None) -> FileRow:
     """Return a file of a project.
+
+    Args:
+        backends: the database.
+        project: the project of the API key.
+        file_id: the id that the client sent.
+        reader: the actor that gets the content, which is recorded in the audit log; None for the metadata alone.
 
     Raises:
         NotFoundError: the project has no such file.
     """
+    parameters = {"id": file_id, "project_id": project.id, **(reader.values() if reader else {})}
     with backends.pool.connection() as connection:
-        row = fetch_optional(connection, FileRow, "file_by_id", {"id": file_id, "project_id": project.id})
+        row = fetch_optional(connection, FileRow, "read_file" if reader else "file_by_id", parameters)
     if row is None:
         raise NotFoundError(f"No such File object: {file_id}", param="id")
     return row
@@ -153,6 +161,7 @@ def create_file(backends: BackendsDependency, access: SubmitAccess, upload: Uplo
                 "sha256": stored.sha256,
                 "line_count": line_count,
                 "expires_after_s": kept_s,
+                **access.actor.values(),
             }
             row = fetch_one(connection, FileRow, "insert_file", parameters)
     except (psycopg.Error, QuotaError, LookupError):
@@ -247,8 +256,8 @@ def retrieve_file(backends: BackendsDependency, access: ReadAccess, file_id: Fil
     ),
 )
 def retrieve_file_content(backends: BackendsDependency, access: ReadAccess, file_id: FileId) -> StreamingResponse:
-    """Stream the content of one file."""
-    row = find_file(backends, access.project, file_id)
+    """Stream the content of one file. The audit log has one entry for each request, made before the first byte."""
+    row = find_file(backends, access.project, file_id, reader=access.actor)
     chunks = resumable(backends.store, file_key(file_id))
     # The first chunk is read before the answer starts, so that an unreachable store is reported as an error.
     try:
@@ -279,7 +288,7 @@ def delete_file(backends: BackendsDependency, access: SubmitAccess, file_id: Fil
 
     The reconciler deletes the content later if a batch still reads it or the store is unreachable.
     """
-    parameters = {"id": file_id, "project_id": access.project.id, "actor": access.identity}
+    parameters = {"id": file_id, "project_id": access.project.id, **access.actor.values()}
     with backends.pool.connection() as connection:
         if fetch_value(connection, "lock_file_to_delete", parameters) is None:
             raise NotFoundError(f"No such File object: {file_id}", param="id")
@@ -293,7 +302,7 @@ def delete_file(backends: BackendsDependency, access: SubmitAccess, file_id: Fil
                     connection,
                     backends.receipt_key,
                     file_id=file_id,
-                    actor=access.key_id,
+                    actor=access.actor,
                     reason="api",
                     versions=versions,
                 )

@@ -18,6 +18,7 @@ from service.api.routes.batches import NO_BATCH, BatchId, find_batch
 from service.api.routes.files import find_file, resumable
 from service.api.transfers import Transfer, Transfers, full_disk_reported
 from service.assembly import CommittedRows, PartRecord, committed_rows
+from service.audit.log import record_action
 from service.backends import Backends
 from service.db.rows import fetch_all
 from service.errors import ApiError, NotFoundError, ObjectNotFoundError
@@ -88,6 +89,9 @@ def retrieve_results(
     batch = find_batch(backends, access.project, batch_id)
     rows = None if batch.status in FINAL else _committed_rows(backends, access.project, batch_id, kind, transfer)
     is_complete = rows is None
+    with backends.pool.connection() as connection:
+        ids = {"project_id": access.project.id, "object_id": batch_id}
+        record_action(connection, "batch.results_downloaded", actor=access.actor, **ids, data={"kind": kind})
     if rows is None:
         batch = find_batch(backends, access.project, batch_id)
         file_id = batch.output_file_id if kind == "output" else batch.error_file_id

@@ -113,7 +113,7 @@ def create_webhook_endpoint(
             url=request.url,
             events=request.event_types,
             name=request.name,
-            actor=access.identity,
+            actor=access.actor,
             networks=backends.webhook_networks,
         )
     except SettingsError as error:
@@ -182,7 +182,7 @@ def delete_webhook_endpoint(
     backends: BackendsDependency, access: AdminAccess, endpoint_id: EndpointId
 ) -> DeletedWebhookEndpoint:
     """Delete one webhook endpoint and its pending deliveries."""
-    project_id, actor = access.project.id, access.identity
-    if not delete_endpoint(backends.pool, project_id=project_id, endpoint_id=endpoint_id, actor=actor):
+    project_id = access.project.id
+    if not delete_endpoint(backends.pool, project_id=project_id, endpoint_id=endpoint_id, actor=access.actor):
         raise NotFoundError(f"No webhook endpoint found with id '{endpoint_id}'.", param="webhook_endpoint_id")
     return DeletedWebhookEndpoint(id=endpoint_id)

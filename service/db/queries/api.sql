@@ -30,10 +30,18 @@ SELECT FROM batches LIMIT 1
 -- name: insert_file
 -- Not now(), the start of the transaction: it may have waited for another transaction that took the lower seq.
 WITH moment AS (SELECT clock_timestamp() AS at)
-INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, line_count, created_at, expires_at)
-VALUES (%(id)s, %(project_id)s, %(purpose)s, %(filename)s, %(size_bytes)s, %(sha256)s, %(line_count)s,
-        (SELECT at FROM moment), (SELECT at FROM moment) + make_interval(secs => %(expires_after_s)s))
-RETURNING *
+, created AS (
+    INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256, line_count, created_at, expires_at)
+    VALUES (%(id)s, %(project_id)s, %(purpose)s, %(filename)s, %(size_bytes)s, %(sha256)s, %(line_count)s,
+            (SELECT at FROM moment), (SELECT at FROM moment) + make_interval(secs => %(expires_after_s)s))
+    RETURNING *
+), noted AS (
+    INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id, size_bytes, sha256, data)
+    SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'file.created', id, size_bytes, sha256,
+           jsonb_build_object('purpose', purpose)
+    FROM created
+)
+SELECT * FROM created
 
 -- name: inserted_file
 SELECT * FROM files WHERE id = %(id)s
@@ -42,6 +50,19 @@ SELECT * FROM files WHERE id = %(id)s
 SELECT * FROM files
 WHERE id = %(id)s AND project_id = %(project_id)s
   AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+
+-- name: read_file
+-- The row of a file whose content is about to be sent, which the audit log records.
+WITH found AS (
+    SELECT * FROM files
+    WHERE id = %(id)s AND project_id = %(project_id)s
+      AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+), noted AS (
+    INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id, size_bytes, sha256)
+    SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'file.downloaded', id, size_bytes, sha256
+    FROM found
+)
+SELECT * FROM found
 
 -- name: file_cursor
 -- A deleted file is still a cursor, so that a client that deletes files while paging gets every file.
@@ -86,15 +107,21 @@ SELECT EXISTS (
 ) AS in_use
 
 -- name: hide_file
-UPDATE files SET deleted_at = now(), deleted_by = %(actor)s WHERE id = %(id)s
+-- The entry has the request; the content may be deleted later, by the reconciler.
+WITH hidden AS (
+    UPDATE files SET deleted_at = now(), deleted_by = %(actor)s WHERE id = %(id)s RETURNING id, project_id
+)
+INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id)
+SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'file.deletion_requested', id FROM hidden
 
 -- name: remove_file
 -- Runs after the object was deleted. Of two concurrent runs, one adds an audit log entry.
 WITH removed AS (
     DELETE FROM files WHERE id = %(id)s RETURNING *
 )
-INSERT INTO audit_log (project_id, actor, type, object_id, object_seq, size_bytes, sha256, data)
-SELECT project_id, %(actor)s, 'file.deleted', id, seq, size_bytes, sha256,
+INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id, object_seq, size_bytes, sha256,
+                       data)
+SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'file.deleted', id, seq, size_bytes, sha256,
        jsonb_build_object('purpose', purpose, 'created_at', floor(extract(epoch FROM created_at))::bigint,
                           'reason', %(reason)s::text)
 FROM removed
@@ -150,6 +177,11 @@ WITH moment AS (
     RETURNING *
 ), event AS (
     INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.validating' FROM created
+), noted AS (
+    INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id, data)
+    SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'batch.created', id,
+           jsonb_build_object('endpoint', endpoint, 'input_file_id', %(audited_file_id)s::text, 'priority', priority)
+    FROM created
 )
 SELECT * FROM created
 
@@ -181,6 +213,9 @@ WITH cancelled AS (
     RETURNING *
 ), event AS (
     INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.cancelling' FROM cancelled
+), noted AS (
+    INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id)
+    SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'batch.cancelled', id FROM cancelled
 )
 SELECT * FROM cancelled
 
@@ -191,7 +226,10 @@ WITH paused AS (
     SET paused_at = now()
     WHERE id = %(id)s AND project_id = %(project_id)s AND status IN ('validating', 'in_progress')
       AND paused_at IS NULL
-    RETURNING id
+    RETURNING id, project_id
+), noted AS (
+    INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id)
+    SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'batch.paused', id FROM paused
 )
 INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.paused' FROM paused
 
@@ -201,7 +239,10 @@ WITH resumed AS (
     SET paused_at = NULL
     WHERE id = %(id)s AND project_id = %(project_id)s AND status IN ('validating', 'in_progress')
       AND paused_at IS NOT NULL
-    RETURNING id
+    RETURNING id, project_id
+), noted AS (
+    INSERT INTO audit_log (project_id, actor, client_address, request_id, type, object_id)
+    SELECT project_id, %(actor)s, %(client_address)s, %(request_id)s, 'batch.resumed', id FROM resumed
 )
 INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.resumed' FROM resumed
 

@@ -1,4 +1,4 @@
--- Projects, their API keys, and the audit log of changes to both.
+-- Projects and their API keys.
 
 -- name: insert_project
 INSERT INTO projects (id, name, max_batches_in_progress, max_enqueued_requests, max_enqueued_tokens, max_stored_bytes,
@@ -95,14 +95,3 @@ ORDER BY api_keys.created_at, api_keys.id
 -- name: revoke_api_key
 UPDATE api_keys SET revoked_at = now() WHERE id = %(id)s AND revoked_at IS NULL
 RETURNING id, project_id, name
-
--- name: insert_audit
-INSERT INTO audit_log (project_id, actor, type, object_id, data)
-VALUES (%(project_id)s, %(actor)s, %(type)s, %(object_id)s, %(data)s)
-
--- name: audit_log
-SELECT audit_log.*, projects.name AS project_name
-FROM audit_log LEFT JOIN projects ON projects.id = project_id
-WHERE (%(project_id)s::text IS NULL OR project_id = %(project_id)s)
-  AND (%(since)s::timestamptz IS NULL OR at >= %(since)s)
-ORDER BY audit_log.seq

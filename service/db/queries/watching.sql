@@ -90,6 +90,13 @@ SELECT (SELECT jsonb_object_agg(state, jobs) FROM (
 -- name: migrations_that_ran
 SELECT name FROM migrations
 
+-- name: can_change_audit_log
+-- The owner and superusers are members of the owner's role.
+SELECT pg_has_role(relowner, 'MEMBER')
+       OR has_table_privilege(oid, 'UPDATE') OR has_table_privilege(oid, 'DELETE')
+       OR has_table_privilege(oid, 'TRUNCATE')
+FROM pg_class WHERE oid = to_regclass('audit_log')
+
 -- name: heartbeat_age
 SELECT extract(epoch FROM now() - beat_at)::double precision AS age_s FROM reconciler_heartbeat
 

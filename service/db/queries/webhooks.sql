@@ -6,8 +6,10 @@ WITH created AS (
     VALUES (%(id)s, %(project_id)s, %(name)s, %(url)s, %(secret)s, %(events)s)
     RETURNING *
 ), noted AS (
-    INSERT INTO audit_log (project_id, actor, type, object_id, data)
-    SELECT project_id, %(actor)s, 'webhook_endpoint.created', id, jsonb_build_object('events', events) FROM created
+    INSERT INTO audit_log (project_id, actor, operator, client_address, request_id, type, object_id, data)
+    SELECT project_id, %(actor)s, %(operator)s, %(client_address)s, %(request_id)s, 'webhook_endpoint.created', id,
+           jsonb_build_object('events', events)
+    FROM created
 )
 SELECT id, name, url, events, created_at FROM created
 
@@ -31,8 +33,9 @@ WITH deleted AS (
     WHERE id = %(id)s AND (%(project_id)s::text IS NULL OR project_id = %(project_id)s)
     RETURNING id, project_id
 ), noted AS (
-    INSERT INTO audit_log (project_id, actor, type, object_id)
-    SELECT project_id, %(actor)s, 'webhook_endpoint.deleted', id FROM deleted
+    INSERT INTO audit_log (project_id, actor, operator, client_address, request_id, type, object_id)
+    SELECT project_id, %(actor)s, %(operator)s, %(client_address)s, %(request_id)s, 'webhook_endpoint.deleted', id
+    FROM deleted
 )
 SELECT id FROM deleted
 

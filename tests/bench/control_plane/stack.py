@@ -137,7 +137,7 @@ def running_stack(load: Load, directory: Path) -> Iterator[LoadedStack]:
         layout=layout,
         base_url=f"http://127.0.0.1:{port}/v1",
         dashboard_url=f"http://127.0.0.1:{ray_port}",
-        database_url=layout.database_url(postgres.OWNER),
+        database_url=layout.database_url(postgres.SERVICE),
     )
     supervisor = Supervisor(print)
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.cli.app import main
+from tests.conftest import as_service
 from tests.integration.doctor.doctor_run import Doctor, DoctorRun
 
 
@@ -39,7 +40,7 @@ def settings(doctor: Doctor, database_url: str, tmp_path: Path, monkeypatch: pyt
             monkeypatch.setenv(f"CLOISTER_{name}", value)
 
     change(
-        DATABASE_URL=database_url,
+        DATABASE_URL=as_service(database_url),
         OBJECT_STORE=(tmp_path / "objects").as_uri(),
         MODELS=str(tmp_path / "models.yaml"),
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 
-from service.db import Pool
 from service.doctor.backends import check_database
 from service.doctor.findings import Result
 from service.settings import read_settings
@@ -30,11 +29,11 @@ def test_unreachable_database_is_reported(doctor: Doctor, settings: Callable[...
 
 
 @pytest.mark.usefixtures("settings")
-def test_missing_migration_is_a_failure(doctor: Doctor, pool: Pool) -> None:
-    with pool.connection() as connection:
+def test_missing_migration_is_a_failure(doctor: Doctor, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
         connection.execute("DELETE FROM migrations WHERE name LIKE '0002%'")
     assert doctor()["migrations"].startswith("failed: not applied: 0002_")
-    with pool.connection() as connection:
+    with psycopg.connect(database_url) as connection:
         connection.execute("DROP TABLE migrations")
     assert "0001_initial" in doctor()["migrations"]
 
@@ -54,6 +53,20 @@ def test_missing_table_permission_is_no_network_problem(
     run = doctor()
     assert "the login works, but a query fails: permission denied for table migrations" in run["database"]
     assert "network policy" not in run["database"]
+
+
+@pytest.mark.usefixtures("settings")
+def test_role_that_cannot_change_the_audit_log_is_good(doctor: Doctor) -> None:
+    assert doctor().results["database role"] == "ok"
+
+
+def test_role_that_owns_the_schema_is_a_warning(
+    doctor: Doctor, settings: Callable[..., None], database_url: str
+) -> None:
+    settings(DATABASE_URL=database_url)
+    run = doctor()
+    assert run["database role"].startswith("warning: postgres owns the schema")
+    assert "docs/how-to/deploy.md" in run["database role"]
 
 
 def test_query_that_waits_for_a_lock_times_out(settings: Callable[..., None], database_url: str) -> None:

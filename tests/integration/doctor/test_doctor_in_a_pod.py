@@ -37,6 +37,7 @@ def test_correct_stack_has_no_failures(doctor: Doctor, tmp_path: Path) -> None:
         "cluster": "not_checked",
         "database": "ok",
         "migrations": "ok",
+        "database role": "ok",
         "object store": "ok",
         "models": "ok",
         "launcher": "not_checked",
@@ -45,7 +46,7 @@ def test_correct_stack_has_no_failures(doctor: Doctor, tmp_path: Path) -> None:
     }
     assert "PostgreSQL" in run["database"]
     assert list(DirectoryObjectStore(tmp_path / "objects").keys("")) == []
-    assert run.counts == {"done": True, "ok": 4, "warning": 0, "failed": 0, "not_checked": 4}
+    assert run.counts == {"done": True, "ok": 5, "warning": 0, "failed": 0, "not_checked": 4}
 
 
 def test_run_without_any_check_fails(doctor: Doctor) -> None:
