@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import psycopg
@@ -73,10 +73,9 @@ def create_jobs(backends: Backends) -> None:
     Raises:
         psycopg.OperationalError: Postgres cannot be reached.
     """
-    now = datetime.now(UTC)
     with backends.pool.connection() as connection:
         keys = [model_key(model.spec) for model in backends.catalogue.values()]
-        connection.execute(query("drain_useless_jobs"), {"now": now, "model_keys": keys})
+        connection.execute(query("drain_useless_jobs"), {"model_keys": keys})
     # Another transaction: a commit locks the batch, then the job.
     with backends.pool.connection() as connection:
         for row in connection.execute(query("domains_without_job"), {"limit": _CREATE_LIMIT}).fetchall():
@@ -86,7 +85,7 @@ def create_jobs(backends: Backends) -> None:
                 message = (
                     f"The model '{row['model']}' is no longer offered. Create the batch again with an offered model."
                 )
-                values = {**domain, "now": now, "code": "model_not_found", "message": message, "with_results": True}
+                values = {**domain, "code": "model_not_found", "message": message, "with_results": True}
                 connection.execute(query("lock_domain"), domain)
                 connection.execute(query("give_up_batches"), values)
                 continue
@@ -101,7 +100,7 @@ def create_jobs(backends: Backends) -> None:
                 "gpus": reserved_gpus(model.spec),
             }
             connection.execute(query("create_job"), values)
-        values = {"now": now, "turn_s": TURN.total_seconds(), **backends.slots.values()}
+        values = {"turn_s": TURN.total_seconds(), **backends.slots.values()}
         for row in connection.execute(query("drain_for_waiting"), values).fetchall():
             logger.info("job.draining", job_id=row["id"], reason="another job waits for its slot")
 
@@ -241,7 +240,7 @@ def _launch(backends: Backends, job: Job) -> JobFailed | None:
             backends.metrics.step_failures.labels(kind=type(error).__name__).inc()
             log("job.launch_failed", job_id=job.id, error=str(error), retry_in_s=pause_s)
             return None
-        turn.execute(query("record_launch"), {"job_id": job.id, "now": datetime.now(UTC)})
+        turn.execute(query("record_launch"), {"job_id": job.id})
     backends.tokens.pop(job.id, None)
     backends.metrics.launches.inc()
     logger.info("job.launched", job_id=job.id, model=job.model, domain=job.domain)

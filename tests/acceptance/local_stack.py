@@ -1,5 +1,6 @@
 """A complete ``cloister local`` with its own data directory, used from outside."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from service.local.layout import Layout, layout_of
 from service.local.processes import end_everything
 from service.local.ray_head import free_ports
 
+REPOSITORY = Path(__file__).parents[2]
+MODEL = Path(os.environ.get("CLOISTER_TEST_MODEL", REPOSITORY / "build" / "demo_model"))
 # With few rows at a time, a batch is long enough in the middle of its work to be killed there.
 ENGINE_ARGS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048, "max_num_seqs": 32}
 MODELS: list[dict[str, Any]] = [

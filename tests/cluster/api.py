@@ -143,6 +143,12 @@ class KubernetesApi:
             if error.status != _NOT_FOUND:
                 raise
 
+    def evict(self, name: str, namespace: str) -> None:
+        """Evict a pod, as `kubectl drain` does: https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/."""
+        metadata = {"name": name, "namespace": namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        self._send("POST", self._path("v1", "Pod", name, namespace, "eviction"), json=body)
+
     def wait_until_gone(self, api_version: str, kind: str, name: str, namespace: str = "", *, within_s: float) -> None:
         """Wait until an object has been deleted.
 

@@ -62,8 +62,8 @@ def _what_is_wrong(api: KubernetesApi) -> Iterator[str]:
                 yield f"{namespace}/{pod['metadata']['name']}: {problem}"
 
 
-def delete_pods(api: KubernetesApi, namespace: str, labels: dict[str, str]) -> None:
-    """Delete all pods with these labels, and wait until they are gone."""
+def remove_pods(api: KubernetesApi, namespace: str, labels: dict[str, str], *, by_eviction: bool = False) -> None:
+    """Delete or evict all pods with these labels, and wait until they are gone."""
     pods = [
         pod["metadata"]
         for pod in api.list("v1", "Pod", namespace)
@@ -71,7 +71,10 @@ def delete_pods(api: KubernetesApi, namespace: str, labels: dict[str, str]) -> N
     ]
     assert pods, f"no pod in {namespace} has the labels {labels}"
     for pod in pods:
-        api.delete("v1", "Pod", pod["name"], namespace)
+        if by_eviction:
+            api.evict(pod["name"], namespace)
+        else:
+            api.delete("v1", "Pod", pod["name"], namespace)
     end = time.monotonic() + 120
     for pod in pods:
         while (found := api.find("v1", "Pod", pod["name"], namespace)) and found["metadata"]["uid"] == pod["uid"]:
@@ -84,7 +87,7 @@ def test_batch_survives_deletion_of_service_pods(
     component: str, whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
 ) -> None:
     with survived(whole_stack, node_api, batches, f"all pods of {component} were deleted"):
-        delete_pods(node_api, SERVICE, {"app.kubernetes.io/component": component})
+        remove_pods(node_api, SERVICE, {"app.kubernetes.io/component": component})
     for name in ("api", "reconciler", "coordinator"):
         wait_until_available(node_api, name, SERVICE)
 
@@ -103,12 +106,18 @@ def uids_of_pods(api: KubernetesApi) -> set[str]:
     return {pod["metadata"]["uid"] for pod in api.list("v1", "Pod", JOBS)}
 
 
+@pytest.mark.parametrize("by_eviction", [False, True], ids=["deletion", "eviction"])
 @pytest.mark.parametrize("labels", [WORKER, HEAD], ids=["worker", "head"])
-def test_batch_survives_deletion_of_a_ray_pod(
-    labels: dict[str, str], whole_stack: WholeStack, node_api: KubernetesApi, batches: RunningBatches
+def test_batch_survives_deletion_and_eviction_of_a_ray_pod(
+    labels: dict[str, str],
+    by_eviction: bool,
+    whole_stack: WholeStack,
+    node_api: KubernetesApi,
+    batches: RunningBatches,
 ) -> None:
-    with survived(whole_stack, node_api, batches, f"the pod of Ray with {labels} was deleted"):
-        delete_pods(node_api, JOBS, labels)
+    fault = f"the pod of Ray with {labels} was {'evicted' if by_eviction else 'deleted'}"
+    with survived(whole_stack, node_api, batches, fault):
+        remove_pods(node_api, JOBS, labels, by_eviction=by_eviction)
 
 
 def test_batch_survives_deletion_of_its_node(

@@ -1,7 +1,6 @@
 """Contract of all object stores."""
 
 import hashlib
-import hmac
 import json
 import urllib.parse
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from service.doctor.findings import Result
 from service.errors import ObjectNotFoundError, ObjectStoreError, ObjectVersionsError
 from service.ports import ObjectStore
 from service.settings import read_settings
+from tests.s3_server import CREDENTIALS, s3_accepts
 
 MIB = 1 << 20
 
@@ -29,8 +29,8 @@ MIB = 1 << 20
 @pytest.fixture(scope="module")
 def s3_location() -> Iterator[ObjectStoreLocation]:
     patch = pytest.MonkeyPatch()
-    patch.setenv("AWS_ACCESS_KEY_ID", "test")
-    patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    for name, value in CREDENTIALS.items():
+        patch.setenv(name, value)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -183,27 +183,6 @@ def test_s3_keys_begin_with_the_prefix(s3_location: ObjectStoreLocation) -> None
 
 
 # URLs that need no credentials
-
-
-def s3_accepts(method: str, url: str, now: datetime) -> bool:
-    """Return whether S3 accepts a presigned URL, with the secret key of these tests. Moto accepts any.
-
-    Source: https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html
-    """
-    parts = urllib.parse.urlsplit(url)
-    query = dict(urllib.parse.parse_qsl(parts.query))
-    signature = query.pop("X-Amz-Signature")
-    assert (query["X-Amz-Algorithm"], query["X-Amz-SignedHeaders"]) == ("AWS4-HMAC-SHA256", "host")
-    _, *scope = query["X-Amz-Credential"].split("/")
-    canonical_query = urllib.parse.urlencode(sorted(query.items()), quote_via=urllib.parse.quote, safe="")
-    request = [method, parts.path, canonical_query, f"host:{parts.netloc}", "", "host", "UNSIGNED-PAYLOAD"]
-    digest = hashlib.sha256("\n".join(request).encode()).hexdigest()
-    key = b"AWS4test"
-    for part in (*scope, "\n".join(["AWS4-HMAC-SHA256", query["X-Amz-Date"], "/".join(scope), digest])):
-        key = hmac.digest(key, part.encode(), "sha256")
-    signed_at = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    is_expired = now > signed_at + timedelta(seconds=int(query["X-Amz-Expires"]))
-    return hmac.compare_digest(key.hex(), signature) and not is_expired
 
 
 @pytest.fixture

@@ -58,8 +58,9 @@ def test_crashed_engine_leaves_no_core_file(tmp_path: Path, monkeypatch: pytest.
     assert (limits, list(tmp_path.iterdir())) == ({0}, [])
 
 
+# For the direct engine see test_local_stack.py.
 @pytest.mark.ray
-@pytest.mark.parametrize("engine", ["direct", "processor", "serve"])
+@pytest.mark.parametrize("engine", ["processor", "serve"])
 def test_driver_workers_and_engines_of_a_job_dump_no_core(
     engine: str, make_job: MakeJob, running_ray: dict[str, str]
 ) -> None:

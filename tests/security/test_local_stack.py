@@ -1,7 +1,11 @@
-"""A whole ``cloister local``: the content of a batch is in the object store only, and no other user reads anything."""
+"""A whole ``cloister local``: the content of a batch is in the object store only, and no other user reads anything.
+
+Crashes write nothing either.
+"""
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -14,13 +18,13 @@ import psycopg
 import pytest
 
 from ray_job.demo_model import make_demo_model
-from tests.acceptance.local_stack import LocalStack
+from tests.acceptance.interruptions import processes
+from tests.acceptance.local_stack import MODEL, LocalStack
 
 pytestmark = pytest.mark.ray
 
 CANARY = "CANARY-4711-zebra"
 NOBODY = 65534
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +34,19 @@ def stack() -> Iterator[LocalStack]:
     place.chmod(0o755)
     private = place / "run"
     private.mkdir(mode=0o700)
+    core_limits = resource.getrlimit(resource.RLIMIT_CORE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(private))
-        model = Path(os.environ.get("CLOISTER_TEST_MODEL", REPOSITORY / "build" / "demo_model"))
-        make_demo_model(model)
-        stack = LocalStack(place, model)
+        make_demo_model(MODEL)
+        stack = LocalStack(place, MODEL)
         assert stack.layout.runtime_dir.parent == private
         try:
+            # As on a machine with core dumps.
+            resource.setrlimit(resource.RLIMIT_CORE, (core_limits[1], core_limits[1]))
             stack.start()
             yield stack
         finally:
+            resource.setrlimit(resource.RLIMIT_CORE, core_limits)
             stack.stop()
             shutil.rmtree(place)
 
@@ -91,6 +98,17 @@ def test_content_is_in_no_table(stack: LocalStack, batch: openai.types.Batch) ->
         for (table,) in tables:
             rows = connection.execute(f'SELECT t::text FROM "{table}" AS t').fetchall()  # type: ignore[arg-type] # noqa: S608
             assert CANARY not in str(rows), table
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_CORE)[1] == 0, reason="this machine writes no core dumps")
+@pytest.mark.usefixtures("batch")
+def test_driver_worker_and_engine_dump_no_core(stack: LocalStack) -> None:
+    limits = {
+        kind: {resource.prlimit(process.pid, resource.RLIMIT_CORE)[0] for process in processes(stack, kind)}
+        for kind in ("raylet", "driver", "actor", "engine server", "engine core")
+    }
+    assert 0 not in limits.pop("raylet")
+    assert [kind for kind, found in limits.items() if found != {0}] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as another user")

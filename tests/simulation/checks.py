@@ -21,6 +21,9 @@ SELECT (SELECT string_agg(job_id || ' has ' || batch_id || ' ' || number, ', ')
         WHERE status = 'in_progress'
           AND segments_left <> (SELECT count(*) FROM segments WHERE batch_id = batches.id AND NOT is_done)
        ) AS miscounted,
+       (SELECT string_agg(id, ', ') FROM jobs
+        WHERE launched_at < created_at OR draining_at < created_at OR greatest(launched_at, draining_at) > now()
+       ) AS mistimed,
        (SELECT array_agg(id) FROM jobs WHERE launched_at IS NULL) AS unrecorded,
        (SELECT jsonb_object_agg(accelerator, taken) FROM (
             SELECT accelerator, count(*) AS taken FROM jobs
@@ -40,6 +43,8 @@ def check_state(database: Database, launcher: SimulatedLauncher, accelerators: M
         raise RuleBrokenError(f"ended jobs hold leases: {state['held_by_ended']}")
     if state["miscounted"]:
         raise RuleBrokenError(f"segments_left is wrong: {state['miscounted']}")
+    if state["mistimed"]:
+        raise RuleBrokenError(f"times of jobs are not those of the database: {state['mistimed']}")
     running: dict[str, int] = {}
     # If the answer to a launch is lost, or its record, only the launcher knows that the job has a slot.
     unrecorded = set(state["unrecorded"] or ())

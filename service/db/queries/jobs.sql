@@ -87,9 +87,9 @@ UPDATE jobs SET token_sha256 = %(token_sha256)s WHERE id = %(job_id)s AND launch
 RETURNING id
 
 -- name: record_launch
--- Not now() for the project, which is the start of the transaction, before it waited for the lock.
+-- Not now(), which is the start of the transaction, before it waited for the lock.
 WITH launched AS (
-    UPDATE jobs SET launch_after = NULL, refused_at = NULL, launched_at = %(now)s
+    UPDATE jobs SET launch_after = NULL, refused_at = NULL, launched_at = clock_timestamp()
     WHERE id = %(job_id)s AND launch_after IS NOT NULL
     RETURNING id, project_id, model, domain, created_at
 ), counted AS (
@@ -100,9 +100,10 @@ WITH launched AS (
     UPDATE projects SET last_launch_at = clock_timestamp() FROM launched WHERE projects.id = project_id
 )
 INSERT INTO batch_events (batch_id, at, type, data)
-SELECT batches.id, %(now)s, 'job.launched',
+SELECT batches.id, clock_timestamp(), 'job.launched',
        jsonb_build_object('job_id', launched.id,
-                          'queued_s', round(extract(epoch FROM %(now)s - greatest(launched.created_at, in_progress_at)), 3))
+                          'queued_s', round(greatest(0, extract(
+                              epoch FROM clock_timestamp() - greatest(launched.created_at, in_progress_at))), 3))
 FROM launched CROSS JOIN LATERAL (
     SELECT id, in_progress_at FROM batches
     WHERE batches.model = launched.model AND batches.domain = launched.domain
@@ -225,7 +226,7 @@ WITH due AS (
       AND paused_at IS NULL AND giving_up_at IS NULL
 ), given_up AS (
     UPDATE batches
-    SET giving_up_at = %(now)s, giving_up_code = %(code)s, giving_up_message = %(message)s
+    SET giving_up_at = now(), giving_up_code = %(code)s, giving_up_message = %(message)s
     FROM due WHERE batches.id = due.id AND is_given_up AND status = 'in_progress' AND giving_up_at IS NULL
     RETURNING batches.id
 ), reset AS (
@@ -233,7 +234,7 @@ WITH due AS (
     WHERE model = %(model)s AND domain = %(domain)s AND NOT EXISTS (SELECT FROM due WHERE NOT is_given_up)
 )
 INSERT INTO batch_events (batch_id, at, type, data)
-SELECT id, %(now)s, 'batch.giving_up', jsonb_build_object('code', %(code)s::text, 'reason', %(message)s::text)
+SELECT id, now(), 'batch.giving_up', jsonb_build_object('code', %(code)s::text, 'reason', %(message)s::text)
 FROM given_up
 
 -- name: drain_for_waiting
@@ -258,16 +259,16 @@ WITH waiting AS (
     FROM jobs JOIN waiting USING (accelerator) WHERE gone_at IS NULL AND launch_after IS NULL
 ), chosen AS (
     SELECT DISTINCT ON (accelerator) id FROM present
-    WHERE idle_since IS NOT NULL OR launched_at <= %(now)s - make_interval(secs => %(turn_s)s)
+    WHERE idle_since IS NOT NULL OR launched_at <= now() - make_interval(secs => %(turn_s)s)
     ORDER BY accelerator, idle_since NULLS LAST, launched_at
 )
-UPDATE jobs SET draining_at = %(now)s FROM chosen WHERE jobs.id = chosen.id
+UPDATE jobs SET draining_at = now() FROM chosen WHERE jobs.id = chosen.id
 RETURNING jobs.id
 
 -- name: drain_useless_jobs
 -- Jobs whose engines run with settings that the catalogue no longer has, jobs of a single batch that has ended, and
 -- jobs that wait while nothing is left to do.
-UPDATE jobs SET draining_at = %(now)s
+UPDATE jobs SET draining_at = now()
 WHERE gone_at IS NULL AND draining_at IS NULL AND ended_at IS NULL
   AND (model_key <> ALL (%(model_keys)s)
        OR launch_after IS NOT NULL
