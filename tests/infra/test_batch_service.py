@@ -110,9 +110,9 @@ def test_jobs_reach_the_coordinator_at_its_service() -> None:
 @pytest.mark.parametrize(
     ("name", "secrets"),
     [
-        ("api", {"database-credentials", "object-store-credentials", "encryption-keys", "receipt-key"}),
-        ("reconciler", {"database-credentials", "object-store-credentials", "encryption-keys", "receipt-key"}),
-        ("coordinator", {"database-credentials", "object-store-credentials"}),
+        ("api", {"database-service-credentials", "object-store-credentials", "encryption-keys", "receipt-key"}),
+        ("reconciler", {"database-service-credentials", "object-store-credentials", "encryption-keys", "receipt-key"}),
+        ("coordinator", {"database-service-credentials", "object-store-credentials"}),
         ("migrations", {"database-credentials", "encryption-keys"}),
     ],
 )

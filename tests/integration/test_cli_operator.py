@@ -6,8 +6,10 @@ import pwd
 import re
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from cryptography.fernet import Fernet
 from typer.testing import CliRunner, Result
 
 from service.api_keys import Scope, authenticate
@@ -19,9 +21,13 @@ Run = Callable[..., str]
 
 
 @pytest.fixture
-def run(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run ``cloister``, expect it to succeed, and return its output."""
     monkeypatch.setenv("CLOISTER_DATABASE_URL", database_url)
+    keys = tmp_path / "encryption-keys"
+    keys.write_bytes(Fernet.generate_key())
+    keys.chmod(0o600)
+    monkeypatch.setenv("CLOISTER_ENCRYPTION_KEYS_FILE", str(keys))
     monkeypatch.setenv("COLUMNS", "200")  # wide enough for every line
 
     def succeed(*arguments: str) -> str:

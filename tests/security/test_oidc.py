@@ -231,7 +231,8 @@ def test_audit_log_names_the_person(issuer_url: str, api_pool: Pool, project: Pr
         client.webhooks.create(url="https://host.example/hook", name="", event_types=["batch.failed"])
         newest = client.get("/organization/audit_logs", cast_to=httpx.Response).json()["data"][0]
     assert newest["type"].startswith("webhook")
-    assert (newest["actor"]["type"], newest["actor"]["session"]) == ("session", {"user": {"id": "bob"}})
+    session = {"ip_address": "127.0.0.1", "user": {"id": "bob"}}
+    assert (newest["actor"]["type"], newest["actor"]["session"]) == ("session", session)
 
 
 def test_unknown_keys_cause_one_request_in_an_interval_and_known_ones_survive_the_issuer(issuer_url: str) -> None:

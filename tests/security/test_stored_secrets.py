@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api.app import create_app
+from service.audit.log import OPERATOR
 from service.backends import Backends
 from service.cli.app import app
 from service.db import Pool, query
@@ -21,6 +22,7 @@ from service.db.__main__ import run as migrate
 from service.errors import SettingsError
 from service.stored_secrets import StoredSecretError, decrypt, encrypt, encrypt_stored_secrets, read_encryption_keys
 from service.webhooks import EventType, create_endpoint
+from tests.conftest import as_owner
 from tests.infra.previewed_stacks import preview_values, stack_text
 from tests.integration.reconciler_harness import KEYS, Stack, eventually
 from tests.integration.test_webhook_deliveries import cancel_one, deliveries, delivering, receiving, subscribe
@@ -83,7 +85,7 @@ def test_copy_of_the_database_reveals_no_secret_and_webhooks_verify(stack: Stack
 def test_migration_encrypts_secrets_of_an_older_version(pool: Pool, tmp_path: Path) -> None:
     add_clear_row(pool)
     keys = key_file(tmp_path / "keys", new_key())
-    environment = {"CLOISTER_DATABASE_URL": pool.conninfo, "CLOISTER_ENCRYPTION_KEYS_FILE": str(keys)}
+    environment = {"CLOISTER_DATABASE_URL": as_owner(pool), "CLOISTER_ENCRYPTION_KEYS_FILE": str(keys)}
     migrate(environment)
     assert CLEAR.removeprefix("whsec_") not in dump(pool)
     [first] = stored(pool)
@@ -95,7 +97,7 @@ def test_migration_encrypts_secrets_of_an_older_version(pool: Pool, tmp_path: Pa
 def test_migration_without_a_key_leaves_clear_secrets_and_names_the_setting(pool: Pool) -> None:
     add_clear_row(pool)
     with pytest.raises(SettingsError, match="CLOISTER_ENCRYPTION_KEYS_FILE is not set"):
-        migrate({"CLOISTER_DATABASE_URL": pool.conninfo})
+        migrate({"CLOISTER_DATABASE_URL": as_owner(pool)})
     assert stored(pool) == [CLEAR]
 
 
@@ -110,7 +112,7 @@ def test_rotation_lets_the_old_key_be_removed(pool: Pool, tmp_path: Path, monkey
         url="http://x.example",
         events=[EventType.FAILED],
         name="",
-        actor="operator",
+        actor=OPERATOR,
     )
     monkeypatch.setenv("CLOISTER_DATABASE_URL", pool.conninfo)
     monkeypatch.setenv("CLOISTER_ENCRYPTION_KEYS_FILE", str(key_file(path, new, old)))
