@@ -34,13 +34,12 @@ _SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.9, "presence_penalty": 0.5},
     {"temperature": 0, "structured_outputs": {"regex": "(yes|no|perhaps)"}},
 )
-# Requests that vLLM refuses although they are well formed.
+# Requests that vLLM refuses although they are well formed. None is beyond the limits of the model: once an engine has
+# told them, a batch with such a line fails at validation.
 _BROKEN: tuple[dict[str, Any], ...] = (
-    {"messages": [{"role": "user", "content": "far too long " * 3000}]},
     {"temperature": -1},
     {"structured_outputs": {"regex": "("}},
     {"top_p": 7},
-    {"max_tokens": 100_000},
 )
 
 
