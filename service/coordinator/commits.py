@@ -9,7 +9,7 @@ from ray_job.contract.leases import Commit, CommitResponse, CommittedRows, Failu
 from ray_job.contract.object_keys import is_part_key, new_part_key
 from ray_job.contract.parts import Usage
 from ray_job.contract.plans import bitmap_value
-from service.coordinator.errors import JobEndedError, RefusedError
+from service.coordinator.errors import RefusedError
 from service.coordinator.leasing import URL_EXPIRES_S, active_job
 from service.db import Pool, query
 from service.job_transitions import JOB_FAILED
@@ -65,43 +65,33 @@ def commit(pool: Pool, job_id: str, message: Commit) -> CommitResponse:
         raise RefusedError(f"the rows of a segment are unreadable: {error}") from None
     if any(bits.bit_count() > len(entry.lines) for entry, bits in zip(message.segments, rows, strict=True)):
         raise RefusedError("a segment has fewer lines than rows")
-    numbers = [entry.segment for entry in message.segments]
-    values: dict[str, Any] = {"job_id": job_id, "batch_id": batch_id, "key": key, "numbers": numbers}
+    values: dict[str, Any] = {"job_id": job_id, "batch_id": batch_id, "key": key}
     with pool.connection() as connection:
+        active_job(connection, job_id)
         # Rows are locked in the same order everywhere: domain, batch, segments.
-        with connection.pipeline():
-            job, failing_domain, batches, parts, segments = [
-                connection.execute(query(name), values)
-                for name in (
-                    "active_job", "lock_failing_domain_of_job", "lock_batch_of_job", "recorded_part", "lock_segments"
-                )
-            ]  # fmt: skip
-        if job.fetchone() is None:
-            raise JobEndedError
-        if (known := parts.fetchone()) is not None:
+        has_failures = connection.execute(query("lock_failing_domain_of_job"), values).fetchone() is not None
+        batch = connection.execute(query("lock_batch_of_job"), values).fetchone()
+        known = connection.execute(query("recorded_part"), values).fetchone()
+        if known is not None:
             return CommitResponse(accepted=tuple(known["accepted"]))
-        has_failures, batch = failing_domain.fetchone() is not None, batches.fetchone()
         accepted = [False] * len(rows)
-        with connection.pipeline():
-            if batch is not None and batch["is_at_work"]:
-                accepted = _record_rows(connection, values, message, rows, segments.fetchall())
-            if any(accepted):
-                _record_part(connection, values, message, accepted)
-            # Failures that were recorded meanwhile stay: their domain is not locked.
-            if any(accepted) and has_failures:
-                connection.execute(query("forget_failures"), values)
-            connection.execute(query("record_commit" if any(accepted) else "record_refused_commit"), values)
+        if batch is not None and batch["is_at_work"]:
+            accepted = _record_rows(connection, values, message, rows)
+        if any(accepted):
+            _record_part(connection, values, message, accepted)
+        # Failures that were recorded meanwhile stay: their domain is not locked.
+        if any(accepted) and has_failures:
+            connection.execute(query("forget_failures"), values)
+        connection.execute(query("record_commit" if any(accepted) else "record_refused_commit"), values)
     return CommitResponse(accepted=tuple(accepted))
 
 
 def _record_rows(
-    connection: psycopg.Connection[DictRow],
-    values: dict[str, Any],
-    message: Commit,
-    rows: list[int],
-    locked: list[DictRow],
+    connection: psycopg.Connection[DictRow], values: dict[str, Any], message: Commit, rows: list[int]
 ) -> list[bool]:
-    """Add the rows to their segments, which are locked, and return for each segment whether they count."""
+    """Add the rows to their segments, and return for each segment whether they count."""
+    numbers = [entry.segment for entry in message.segments]
+    locked = connection.execute(query("lock_segments"), {**values, "numbers": numbers})
     segments = {row["number"]: row for row in locked}
     accepted, changed = [], list[tuple[int, str, bool]]()
     for entry, bits in zip(message.segments, rows, strict=True):

@@ -71,28 +71,22 @@ def sync(pool: Pool, store: ObjectStore, job_id: str, request: SyncRequest) -> S
         leases: list[DictRow] = []
         # Rows are locked in the same order everywhere: the domain first. The job is read under the lock, because a job
         # that has just ended must not lease.
-        values = {"job_id": job_id}
-        with connection.pipeline():
-            locked = connection.execute(query("lock_domain_of_job"), values) if request.wanted_tokens > 0 else None
-            found = connection.execute(query("active_job"), values)
-            extended = _extend(connection, job_id, request.held) if request.held else None
-        job = _active(found.fetchone())
-        kept = {SegmentRef(**row) for row in extended} if extended else set()
-        if locked and not job.is_draining:
-            row = locked.fetchone()
-            leases = _lease(connection, job, row["virtual_time"] if row else 0.0, request.wanted_tokens)
-        with connection.pipeline():
-            if leases:
-                batch_ids = sorted({row["batch_id"] for row in leases})
-                connection.execute(query("record_first_leases"), {"job_id": job_id, "batch_ids": batch_ids})
-            connection.execute(query("record_sync"), {"job_id": job_id, "engines": request.engines})
+        virtual_time = _lock_domain(connection, job_id) if request.wanted_tokens > 0 else 0.0
+        job = active_job(connection, job_id)
+        domain = {"model": job.model, "domain": job.domain}
+        lost = _extend(connection, job_id, request.held)
+        if request.wanted_tokens > 0 and not job.is_draining:
+            leases = _lease(connection, job, virtual_time, request.wanted_tokens)
+        if leases:
+            batch_ids = sorted({row["batch_id"] for row in leases})
+            connection.execute(query("record_first_leases"), {"job_id": job_id, "batch_ids": batch_ids})
+        connection.execute(query("record_sync"), {"job_id": job_id, "engines": request.engines})
         # Other calls need not wait for the count.
         connection.commit()
-        domain = {"model": job.model, "domain": job.domain}
         row = connection.execute(query("backlog_tokens"), {**domain, "limit": BACKLOG_SEGMENTS}).fetchone()
     return SyncResponse(
         leases=tuple(_lease_message(store, job, row) for row in leases),
-        lost=tuple(ref for ref in request.held if ref not in kept),
+        lost=lost,
         backlog_tokens=row["tokens"] if row and not job.is_draining else 0,
         drain=job.is_draining,
         prompt_rules_url=_prompt_rules_url(store, job),
@@ -105,10 +99,7 @@ def active_job(connection: psycopg.Connection[DictRow], job_id: str) -> ActiveJo
     Raises:
         JobEndedError: the job has ended.
     """
-    return _active(connection.execute(query("active_job"), {"job_id": job_id}).fetchone())
-
-
-def _active(row: DictRow | None) -> ActiveJob:
+    row = connection.execute(query("active_job"), {"job_id": job_id}).fetchone()
     if row is None:
         raise JobEndedError
     return ActiveJob(**row)
@@ -121,7 +112,7 @@ def end(pool: Pool, job_id: str, request: EndRequest) -> EndResponse:
         JobEndedError: the job has ended already.
     """
     with pool.connection() as connection:
-        connection.execute(query("lock_domain_of_job"), {"job_id": job_id})
+        _lock_domain(connection, job_id)
         job = active_job(connection, job_id)
         domain = {"model": job.model, "domain": job.domain}
         row = connection.execute(query("is_work_left"), {**domain, "job_id": job_id}).fetchone()
@@ -133,9 +124,15 @@ def end(pool: Pool, job_id: str, request: EndRequest) -> EndResponse:
     return EndResponse(ended=True)
 
 
-def _extend(
-    connection: psycopg.Connection[DictRow], job_id: str, held: Sequence[SegmentRef]
-) -> psycopg.Cursor[DictRow]:
+def _lock_domain(connection: psycopg.Connection[DictRow], job_id: str) -> float:
+    row = connection.execute(query("lock_domain_of_job"), {"job_id": job_id}).fetchone()
+    return row["virtual_time"] if row else 0.0
+
+
+def _extend(connection: psycopg.Connection[DictRow], job_id: str, held: Sequence[SegmentRef]) -> tuple[SegmentRef, ...]:
+    """Extend leases; return those that the job has lost."""
+    if not held:
+        return ()
     values = {
         "job_id": job_id,
         "batch_ids": [ref.batch_id for ref in held],
@@ -143,7 +140,8 @@ def _extend(
         "epochs": [ref.epoch for ref in held],
         "lease_s": LEASE_S,
     }
-    return connection.execute(query("extend_leases"), values)
+    kept = {SegmentRef(**row) for row in connection.execute(query("extend_leases"), values)}
+    return tuple(ref for ref in held if ref not in kept)
 
 
 def _lease(

@@ -115,11 +115,6 @@ class _Connection(psycopg.Connection[DictRow]):
         _run(self, "COMMIT AND CHAIN")
         self.has_written = False
 
-    @contextmanager
-    def pipeline(self) -> Iterator[None]:  # type: ignore[override] # nobody uses what it yields
-        """Send each statement alone, so that others can act between any two of them."""
-        yield
-
 
 class _Cursor(psycopg.Cursor[DictRow]):
     """A cursor that notes whether there is something to commit."""

@@ -121,6 +121,7 @@ def running_stack(load: Load, directory: Path) -> Iterator[LoadedStack]:
     make_directories(layout)
     # The launcher sends it; nothing checks it.
     ray_head.make_token(layout)
+    write_private_file(layout.receipt_key, f"{secrets.token_hex(32)}\n")
     write_private_file(layout.models_file, yaml.safe_dump({"models": [_model(load)]}))
     port, ray_port, coordinator_port = ray_head.free_ports(3)
     plan = Plan(
