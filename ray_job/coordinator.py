@@ -51,7 +51,7 @@ WITHOUT_TOKEN: Final = {"env_vars": {TOKEN_VARIABLE: "", TOKEN_FILE_VARIABLE: ""
 
 
 class Coordinator(Protocol):
-    """What a job asks of the coordinator.
+    """Requests of a job to the coordinator.
 
     Each method waits until the coordinator answers, for an hour at most.
 

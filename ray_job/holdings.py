@@ -1,4 +1,4 @@
-"""What a job holds of the coordinator: leases with rows to commit, and places for parts."""
+"""Holdings of a job: leases with rows to commit, and places for parts."""
 
 import asyncio
 import time

@@ -50,7 +50,7 @@ class MeasurementRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What batches of a model take, without the figures of any single batch.
+    """Needs of the batches of a model, without the figures of any single batch.
 
     Attributes:
         row_s: seconds of an engine for a row.
@@ -71,7 +71,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What a batch takes. None is unknown.
+    """Needs of a batch. None is unknown.
 
     Attributes:
         input_tokens: tokens of all prompts.

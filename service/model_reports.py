@@ -1,4 +1,4 @@
-"""What the jobs of a model reported, as it is kept for estimates: its prompt rules, and measurements."""
+"""Reports of the jobs of a model, as they are kept for estimates: its prompt rules, and measurements."""
 
 import structlog
 

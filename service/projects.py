@@ -139,7 +139,7 @@ def erase_project(pool: Pool, project: Project, *, actor: Actor = OPERATOR) -> b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureProgress:
-    """What is left of a project that is being erased.
+    """Remainder of a project that is being erased.
 
     Attributes:
         open_batches: batches that are being cancelled.

@@ -46,7 +46,7 @@ class _Part(BaseModel):
 
 
 class Deletion(_Part):
-    """What was deleted, when, and by whom. An unknown value is null."""
+    """Statement of a deletion: its object, time and author. An unknown value is null."""
 
     id: str
     """The id of the receipt."""

@@ -73,7 +73,7 @@ class BatchView:
 
     @property
     def missed_deadline(self) -> bool:
-        """Whether it went to ``finalizing`` because its deadline passed."""
+        """True if it went to ``finalizing`` because its deadline passed."""
         return self.finalizing_at is not None and self.finalizing_at >= self.expires_at
 
 

@@ -1,4 +1,4 @@
-"""What a job and the coordinator send each other, as JSON over HTTP.
+"""Messages between a job and the coordinator, as JSON over HTTP.
 
 The coordinator knows the job by its token, which each request carries: ``Authorization: Bearer {token}``.
 
@@ -144,7 +144,7 @@ class Lease(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequest(Message):
-    """What a job holds, and what it wants.
+    """Leases that a job holds, and the work that it wants.
 
     Attributes:
         wanted_tokens: lease segments until they have about so many tokens; 0 for none.
@@ -189,7 +189,7 @@ class PartUrlsRequest(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartUrl:
-    """Where one part object is written: its key, and a URL that expires."""
+    """Place of one part object: its key, and a URL that expires."""
 
     key: str
     url: str
@@ -272,6 +272,6 @@ class EndRequest(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndResponse(Message):
-    """Whether the job has ended. If not, there is work for it."""
+    """Answer to the end of a job: if it has not ended, there is work for it."""
 
     ended: bool

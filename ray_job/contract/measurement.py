@@ -1,4 +1,4 @@
-"""What a job measured: the work of its engines, from which the duration of other batches is estimated."""
+"""Measurements of a job: the work of its engines, from which the duration of other batches is estimated."""
 
 import json
 import math

@@ -22,7 +22,7 @@ class PromptRulesError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRules:
-    """How messages become one text.
+    """Conversion of messages into one text.
 
     Attributes:
         template: a Jinja template.

@@ -102,7 +102,7 @@ class RayJobView:
 
     @property
     def is_over(self) -> bool:
-        """Whether its state is final."""
+        """True if its state is final."""
         return self.deployment in ("Complete", "Failed", _REFUSED)
 
 

@@ -28,7 +28,7 @@ def rate_and_eta(row: BatchProgressRow, now: datetime) -> tuple[float | None, fl
 
 
 class BatchEstimate(Answer):
-    """What a batch takes, estimated when its input file was accepted. An unknown value is null."""
+    """Needs of a batch, estimated when its input file was accepted. An unknown value is null."""
 
     input_tokens: int | None
     """Tokens of all prompts, by the model's own tokenizer. Exact if every line was counted."""

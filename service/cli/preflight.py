@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Preflight:
-    """What the server knows about the model of a file.
+    """Facts of the server about the model of a file.
 
     Args:
         client: a client of the server.

@@ -14,13 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import psycopg
-from cryptography.fernet import Fernet
 from psycopg import sql
 
 from service.db import migrate
 from service.db.roles import grant_service_role
 from service.local.errors import LocalError
-from service.local.layout import Layout, write_private_file
+from service.local.layout import Layout
 from service.stored_secrets import encrypt_stored_secrets, read_encryption_keys
 
 POSTGRES_VERSION = 18
@@ -131,7 +130,10 @@ def answers(layout: Layout) -> bool:
 
 
 def set_up(layout: Layout) -> None:
-    """Create roles, database and encryption key if they are missing, migrate, grant and encrypt as the owner."""
+    """Create the roles and the database if they are missing, migrate, grant and encrypt as the owner.
+
+    The encryption key exists already.
+    """
     with psycopg.connect(layout.database_url(SUPERUSER, "postgres"), autocommit=True) as connection:
         for role in (OWNER, SERVICE):
             if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
@@ -140,8 +142,6 @@ def set_up(layout: Layout) -> None:
             connection.execute("CREATE DATABASE cloister OWNER cloister")
         connection.execute("REVOKE ALL ON DATABASE cloister, postgres, template1 FROM PUBLIC")
     migrate(layout.database_url(OWNER))
-    if not layout.encryption_keys.exists():
-        write_private_file(layout.encryption_keys, f"{Fernet.generate_key().decode()}\n")
     with psycopg.connect(layout.database_url(OWNER)) as connection:
         encrypt_stored_secrets(connection, read_encryption_keys(layout.encryption_keys), only_clear=True)
         grant_service_role(connection, SERVICE)

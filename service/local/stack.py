@@ -1,7 +1,6 @@
 """Starts the whole stack in order, keeps it running, and stops it."""
 
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -22,6 +21,7 @@ from service.db import open_pool
 from service.local import postgres, ray_head
 from service.local.client_env import FIRST_STEPS, Client, read_client_env, write_client_env
 from service.local.errors import LocalError
+from service.local.keys import make_keys
 from service.local.layout import Layout, layout_of, make_data_directory, make_directories, take_lock, write_private_file
 from service.local.models import (
     ModelOptions,
@@ -207,8 +207,7 @@ def start(plan: Plan, supervisor: Supervisor, stopping: Event, report: Callable[
 
     report("starting Postgres and Ray")
     ray_head.make_token(plan.layout)
-    if not plan.layout.receipt_key.exists():
-        write_private_file(plan.layout.receipt_key, f"{secrets.token_hex(32)}\n")
+    make_keys(plan.layout)
     supervisor.start(plan.ray_child())
     supervisor.start(plan.postgres_child())
     if not wait_for("Postgres", lambda: postgres.answers(plan.layout), POSTGRES_TIMEOUT_S):

@@ -21,7 +21,7 @@ HttpsUrl = Annotated[str, AfterValidator(_check_https)]
 
 
 class GrantSection(Section):
-    """What the members of a group may do in a project."""
+    """Permissions of the members of a group in a project."""
 
     group: Annotated[str, Field(min_length=1)] = key("the group, as tokens name it", "ml-team")
     project: Annotated[str, Field(min_length=1)] = key("name of the project, which must exist", "research")

@@ -32,7 +32,7 @@ _LONG_INTEGER: Final = re.compile(rb"\d{19}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What the plan depends on, for one line.
+    """Facts about one line that the plan depends on.
 
     Attributes:
         prefix: hashes of the beginnings of its prompt, ``HASH_BYTES`` each: equal beginnings have equal hashes.

@@ -62,7 +62,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """How many jobs may run at the same time.
+    """Limits of the jobs that run at the same time.
 
     On a Ray cluster that is too small for all of its jobs, jobs that each hold a part of what they need would block
     each other forever.

@@ -51,7 +51,7 @@ class Batch(BatchView):
 
     @property
     def is_unplanned(self) -> bool:
-        """Whether an earlier version gave it a job of its own, and it has no plan: its parts have no records."""
+        """True if an earlier version gave it a job of its own, and it has no plan: its parts have no records."""
         return self.domain is None and self.attempt > 0
 
     def result_file_id(self, kind: str) -> str:

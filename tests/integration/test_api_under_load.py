@@ -27,7 +27,8 @@ from service.backends import Backends
 from service.db import Pool, open_pool
 from service.errors import ObjectStoreError
 from service.local import postgres
-from service.local.layout import Layout, layout_of, make_directories, write_private_file
+from service.local.keys import make_keys
+from service.local.layout import Layout, layout_of, make_directories
 from service.local.processes import child_environment
 from service.local.ray_head import free_ports
 from service.ports import StoredObject
@@ -69,7 +70,7 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
     layout = layout_of(tmp_path_factory.mktemp("load") / "data")
     make_directories(layout)
     layout.models_file.write_text(MODELS)
-    write_private_file(layout.receipt_key, "5f" * 32)
+    make_keys(layout)
     return layout
 
 

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from service.local import postgres
+from service.local.keys import make_keys
 from service.local.layout import Layout, layout_of, make_directories
 from service.local.processes import child_environment, end_everything
 from service.local.supervisor import Child, Supervisor
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 def _start(layout: Layout) -> Supervisor:
     make_directories(layout)
+    make_keys(layout)
     environment = child_environment(layout, "postgres", os.environ, offline=True, gpu=False)
     command = postgres.prepare(layout, environment)
     supervisor = Supervisor(print)
@@ -58,13 +60,6 @@ def test_only_this_account_can_open_the_socket(layout: Layout) -> None:
     assert layout.runtime_dir.stat().st_mode & 0o077 == 0
     with psycopg.connect(layout.database_url("cloister")) as connection:
         assert connection.execute("SHOW listen_addresses").fetchone() == ("",)
-
-
-def test_encryption_key_is_private_and_made_once(layout: Layout) -> None:
-    key = layout.encryption_keys.read_text()
-    assert layout.encryption_keys.stat().st_mode & 0o077 == 0
-    postgres.set_up(layout)
-    assert layout.encryption_keys.read_text() == key
 
 
 def test_service_adds_to_the_audit_log_and_cannot_change_it(layout: Layout) -> None:

@@ -1,4 +1,4 @@
-"""What ends a job names no content: its errors reach the job's log, the batch's events and the status of a RayJob."""
+"""Ends of jobs name no content: its errors reach the job's log, the batch's events and the status of a RayJob."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What is deleted is gone, and each deletion has a signed receipt."""
+"""Deleted content is gone, and each deletion has a signed receipt."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""What an accelerator supports, by its compute capability."""
+"""Features of accelerators by its compute capability."""
 
 import pytest
 

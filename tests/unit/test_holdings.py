@@ -1,4 +1,4 @@
-"""What a job holds of the coordinator."""
+"""Holdings of a job."""
 
 import asyncio
 from pathlib import Path

@@ -12,6 +12,7 @@ import pytest
 from service.local.client_env import FIRST_STEPS, Client, read_client_env, write_client_env
 from service.local.demo_lines import BROKEN, TOTAL, demo_lines
 from service.local.errors import LocalError
+from service.local.keys import make_keys
 from service.local.layout import Layout, layout_of, make_directories, take_lock
 from service.local.processes import CHILD, LOCAL_ID, child_environment
 from service.local.ray_head import make_token
@@ -184,3 +185,14 @@ def test_token_is_not_written_into_an_existing_file(layout: Layout) -> None:
         make_token(layout)
         assert opened_before.read() == ""
     assert stat.S_IMODE(layout.ray_token.lstat().st_mode) == 0o600
+
+
+def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
+    layout = layout_of(tmp_path / "data", runtime_root=tmp_path)
+    make_directories(layout)
+    make_keys(layout)
+    keys = (layout.encryption_keys, layout.receipt_key)
+    made = [path.read_text() for path in keys]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in keys)
+    make_keys(layout)
+    assert [path.read_text() for path in keys] == made

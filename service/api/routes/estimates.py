@@ -16,7 +16,7 @@ router = APIRouter(prefix="/v1/estimates", tags=["Models"], responses=WITH_KEY)
 
 
 class EstimateBasis(Answer):
-    """What the server knows about the tokens and the speed of a model."""
+    """Facts of the server about the tokens and the speed of a model."""
 
     model: str
     """The `id` of the model."""

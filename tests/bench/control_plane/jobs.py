@@ -58,7 +58,7 @@ RETRY_S: Final = 0.5
 
 @dataclass(slots=True)
 class Timings:
-    """What the simulated jobs measured, in seconds.
+    """Measurements of the simulated jobs, in seconds.
 
     Attributes:
         syncs: answers to syncs that do not wait for work.

@@ -26,6 +26,7 @@ from ray_job.contract.object_keys import plan_key
 from service.api_keys import create_api_key
 from service.db import open_pool
 from service.local import postgres, ray_head
+from service.local.keys import make_keys
 from service.local.layout import Layout, layout_of, make_directories, write_private_file
 from service.local.processes import end_everything, marked_processes
 from service.local.stack import Plan
@@ -42,7 +43,7 @@ POSTGRES: Final = "postgres"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the control plane has to carry.
+    """Load of the control plane.
 
     Attributes:
         live: jobs that run at the same time.
@@ -121,7 +122,7 @@ def running_stack(load: Load, directory: Path) -> Iterator[LoadedStack]:
     make_directories(layout)
     # The launcher sends it; nothing checks it.
     ray_head.make_token(layout)
-    write_private_file(layout.receipt_key, f"{secrets.token_hex(32)}\n")
+    make_keys(layout)
     write_private_file(layout.models_file, yaml.safe_dump({"models": [_model(load)]}))
     port, ray_port, coordinator_port = ray_head.free_ports(3)
     plan = Plan(
