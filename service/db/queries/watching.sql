@@ -48,8 +48,10 @@ SELECT jobs.id, jobs.model, accelerator, gpus, engines, jobs.created_at, launche
 FROM jobs CROSS JOIN LATERAL (
     SELECT count(*) AS segments, count(DISTINCT batch_id) AS batches,
            extract(epoch FROM now() - min(leased_at))::double precision AS lease_age_s
-    FROM segments JOIN batches ON batches.id = batch_id
-    WHERE segments.job_id = jobs.id AND NOT is_done AND project_id = %(project_id)s
+    FROM segments CROSS JOIN LATERAL (
+        SELECT FROM batches WHERE batches.id = batch_id AND project_id = %(project_id)s LIMIT 1
+    ) AS batch
+    WHERE segments.job_id = jobs.id AND NOT is_done
 ) AS leased
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(rows_per_s) FILTER (WHERE progress_at > now() - interval '1 min'), 0) AS rows_per_s,
