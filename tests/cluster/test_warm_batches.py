@@ -31,7 +31,8 @@ def test_second_batch_runs_on_warm_engines_and_pods_go_after_the_last(
     whole_stack: WholeStack, node_api: KubernetesApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cold = submit(whole_stack, lines("cold"))
-    job_id = wait(whole_stack, cold, lambda _: job_of(whole_stack, cold) is not None, within_s=60, what="a job")
+    wait(whole_stack, cold, lambda _: job_of(whole_stack, cold) is not None, within_s=60, what="a job")
+    job_id = job_of(whole_stack, cold)
     assert job_id is not None
     assert wait_for_end(whole_stack, cold, within_s=300).status == "completed"
     began = time.monotonic()
