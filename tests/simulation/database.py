@@ -4,16 +4,14 @@ The functions ``sim.now()`` and ``sim.clock_timestamp()`` hide Postgres' own, be
 search path. Defaults, views and triggers are bound to them when the migrations run.
 """
 
-import functools
 import itertools
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import psycopg
 from psycopg.pq import ExecStatus
@@ -48,7 +46,6 @@ SET timezone = 'UTC';
 """
 # After so many histories all tables are truncated, which costs more than deleting rows but leaves no dead ones.
 _TRUNCATE_EVERY: Final = 50
-# The audit log and the receipts refuse to be emptied, and no history reads them.
 _KEPT_TABLES: Final = ("migrations", "audit_log", "audit_seals", "receipts", "orphan_search")
 
 
@@ -94,36 +91,15 @@ def _database_url(server_url: str, name: str) -> str:
 
 
 class _Connection(psycopg.Connection[DictRow]):
-    """A connection whose statements others can interrupt. It is always in a transaction, which saves round trips.
-
-    Attributes:
-        scheduler: interrupts; None while the simulation itself looks.
-        time: that of the session; None if it has to be set.
-        has_written: the transaction has something to commit.
-    """
+    """A connection whose statements others can interrupt."""
 
     scheduler: Scheduler | None = None
     time: datetime | None = None
-    has_written: bool = False
 
-    def execute(self, text: Any, *arguments: Any, **options: Any) -> psycopg.Cursor[DictRow]:
+    def execute(self, *arguments: Any, **options: Any) -> psycopg.Cursor[DictRow]:
         if self.scheduler is not None:
             self.scheduler.interrupt(self.scheduler.rates.within)
-        return super().execute(text, *arguments, **options)
-
-    def commit(self) -> None:
-        _run(self, "COMMIT AND CHAIN")
-        self.has_written = False
-
-
-class _Cursor(psycopg.Cursor[DictRow]):
-    """A cursor that notes whether there is something to commit."""
-
-    def execute(self, text: Any, *arguments: Any, **options: Any) -> Self:
-        connection = self.connection
-        if isinstance(connection, _Connection) and connection.scheduler is not None:
-            connection.has_written = connection.has_written or _writes(text)
-        return super().execute(text, *arguments, **options)
+        return super().execute(*arguments, **options)
 
 
 class Database:
@@ -153,14 +129,12 @@ class Database:
         self._scheduler = scheduler
         for connection in self._all:
             connection.time = None
-            _run(connection, "ROLLBACK")
         if next(self._histories) % _TRUNCATE_EVERY == 1:
             _run(self._all[0], f"TRUNCATE {', '.join(self._tables)} RESTART IDENTITY")
         else:
             _run(self._all[0], f"BEGIN;{_DELETE};COMMIT")
         for connection in self._all:
             connection.scheduler = scheduler
-            _run(connection, "BEGIN")
 
     @contextmanager
     def connection(self, timeout: float | None = None) -> Iterator[psycopg.Connection[DictRow]]:
@@ -172,7 +146,7 @@ class Database:
         connection, fault = self._free.pop(), ""
         self._is_changed = True
         try:
-            _set_time(connection, scheduler.now)
+            _begin(connection, scheduler.now)
             try:
                 yield connection
             except BaseException:
@@ -182,8 +156,8 @@ class Database:
                 fault = scheduler.random.choice(("aborted", "lost"))
             if fault == "aborted":
                 _roll_back(connection)
-            elif connection.has_written:
-                connection.commit()
+            else:
+                _run(connection, "COMMIT")
         finally:
             self._free.append(connection)
         if fault:
@@ -199,9 +173,10 @@ class Database:
     def look(self, text: str, values: Any = None) -> list[DictRow]:
         """Run a query of the simulation itself, which nothing interrupts."""
         connection = self._all[0] if self._all[0] in self._free else self._all[1]
-        # In a transaction of an actor the time stands still.
-        if connection in self._free and self._scheduler is not None:
-            _set_time(connection, self._scheduler.now)
+        # In a transaction the time stands still.
+        if connection in self._free and self._scheduler is not None and connection.time != self._scheduler.now:
+            _run(connection, _set_time(self._scheduler.now))
+            connection.time = self._scheduler.now
         scheduler, connection.scheduler = connection.scheduler, None
         try:
             cursor = connection.execute(text, values)
@@ -233,28 +208,26 @@ _DELETE: Final = ";".join(
 
 def _connect(url: str) -> _Connection:
     connection = _Connection.connect(url, autocommit=True, row_factory=dict_row)
-    connection.cursor_factory = _Cursor
     connection.prepare_threshold, connection.prepared_max = 0, 1_000
     _run(connection, _SESSION)
     return connection
 
 
-@functools.cache
-def _writes(text: str) -> bool:
-    """Return whether a statement changes, locks or notifies anything."""
-    return re.search(r"\b(INSERT|UPDATE|DELETE|FOR NO KEY UPDATE|pg_\w+)\b", text) is not None
+def _set_time(now: datetime) -> str:
+    return f"SET sim.now = '{now.isoformat()}'"
 
 
-def _set_time(connection: _Connection, now: datetime) -> None:
-    if connection.time != now:
-        _run(connection, f"SET sim.now = '{now.isoformat()}'")
-        connection.time = now
+def _begin(connection: _Connection, now: datetime) -> None:
+    """Begin a transaction, and set the time if it has changed."""
+    is_new = connection.time != now
+    _run(connection, f"{_set_time(now)};BEGIN" if is_new else "BEGIN")
+    connection.time = now
 
 
 def _roll_back(connection: _Connection) -> None:
     """Roll back, which includes the time."""
-    _run(connection, "ROLLBACK AND CHAIN")
-    connection.time, connection.has_written = None, False
+    _run(connection, "ROLLBACK")
+    connection.time = None
 
 
 def _run(connection: psycopg.Connection[DictRow], text: str) -> None:
