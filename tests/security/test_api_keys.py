@@ -48,7 +48,8 @@ def test_guessed_keys_are_refused_after_a_while_without_a_query_for_each(url: st
     assert "API key" in answers[-1].json()["error"]["message"]
     before = api_pool.get_stats()["requests_num"]
     assert {answer.status_code for answer in guess(url, 100)} == {429}
-    assert api_pool.get_stats()["requests_num"] - before < 10
+    # The digests of valid keys are read once a second meanwhile.
+    assert api_pool.get_stats()["requests_num"] - before < 30
 
 
 def test_valid_keys_work_from_an_address_that_guesses(url: str, api_pool: Pool, project: Project, api_key: str) -> None:
