@@ -125,6 +125,10 @@ class Database:
         for connection in self._all:
             connection.close()
 
+    def server_pids(self) -> list[int]:
+        """Return the processes of Postgres that serve the connections."""
+        return [connection.info.backend_pid for connection in self._all]
+
     def begin(self, scheduler: Scheduler) -> None:
         """Begin a history with empty tables."""
         self._scheduler = scheduler

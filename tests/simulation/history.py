@@ -46,7 +46,8 @@ _CLIENT: Final = Actor(id="key_1")
 _TRANSIENT: Final = (ObjectStoreError, LauncherError, psycopg.OperationalError)
 _PASS_LIMIT: Final = 200
 _MOST_BATCHES: Final = 4
-_ACTIONS: Final = (10, 34)
+# Most defects need few actions. Some need many.
+_ACTIONS: Final = ((2, 14), (10, 34))
 # Seconds between two rounds at the end of a history: the longer, the more rounds without progress came before.
 _ROUNDS_S: Final = (2, 5, 30, 90, 300, 600)
 _QUIET_WITHIN: Final = timedelta(minutes=90)
@@ -208,7 +209,7 @@ class History:
         # Without a usual beginning, most of the actions would find nothing to do.
         for _ in range(chance.choice((0, 2, 2, 2))):
             self._leaders[0].run_pass()
-        for _ in range(chance.randint(*_ACTIONS)):
+        for _ in range(chance.randint(*chance.choice(_ACTIONS))):
             self._act()
             self._check_state()
         self._settle()

@@ -16,7 +16,7 @@ HISTORIES = 10_000
 CHUNK = 1_000
 PROCESSES = 2
 # Seeds that a broken rule is found with, at the latest.
-MUTANT_SEEDS = range(800)
+MUTANT_SEEDS = range(2_000)
 REPLAYED = (3, 458, 623)
 
 
@@ -35,6 +35,7 @@ def executor(server_url: str) -> Iterator[Executor]:
 @pytest.fixture
 def simulated(server_url: str) -> Iterator[Simulator]:
     with simulator(server_url, "simulation_test") as opened:
+        opened.stay_on(0)
         yield opened
 
 
