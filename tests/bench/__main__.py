@@ -7,6 +7,7 @@ python -m tests.bench compare              run_batch, ray.data.llm and cloister 
 python -m tests.bench validation           the validation of input files, without an engine
 python -m tests.bench calibrate            the figures of a profile, measured on a real GPU
 python -m tests.bench control-plane        the service under load, with simulated jobs
+python -m tests.bench fairness             the shares of two busy projects, with simulated jobs
 python -m tests.bench chaos                random kills on a local stack that runs batches
 """
 
@@ -24,6 +25,7 @@ from tests.bench import calibration, chaos, validation
 from tests.bench.assembly import assembly_seconds
 from tests.bench.bars import BARS, Measured, starved
 from tests.bench.cases import CPU_ENGINE_ARGS, FULL, SELECTION, Case
+from tests.bench.control_plane import fairness
 from tests.bench.control_plane import run as control_plane
 from tests.bench.figures import block_hits
 from tests.bench.measure import Result
@@ -203,10 +205,9 @@ def compare(arguments: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     commands = {"compare": compare, "validation": validation.main, "calibrate": calibration.main}
-    if sys.argv[1:2] == ["control-plane"]:
-        sys.exit(control_plane.main(sys.argv[2:]))
-    elif sys.argv[1:2] == ["chaos"]:
-        sys.exit(chaos.main(sys.argv[2:]))
+    checks = {"control-plane": control_plane.main, "fairness": fairness.main, "chaos": chaos.main}
+    if sys.argv[1:2] and sys.argv[1] in checks:
+        sys.exit(checks[sys.argv[1]](sys.argv[2:]))
     elif sys.argv[1:2] and sys.argv[1] in commands:
         commands[sys.argv[1]](sys.argv[2:])
     else:
