@@ -14,7 +14,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.batch_service.deploy import deploy_batch_service
-from infra.capacity.pools import gpu_capacity, placement
+from infra.capacity.pools import gpu_capacity, job_pools, placement
 from infra.data.database import DatabaseCa, DatabaseConnection
 from infra.data.deploy import deploy_database, deploy_object_store
 from infra.data.object_store import ObjectStoreConnection
@@ -70,7 +70,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
     if login is not None:
         foundation += PullSecrets("pull-secrets", names=names, docker_config=login, opts=after(*foundation)).secrets
 
-    system_pods = {**placement("system"), "priorityClassName": namespaces.service_priority}
+    system_pods = {**placement(config.pools["system"]), "priorityClassName": namespaces.service_priority}
     store = deploy_object_store(config, system_pods, protection, after(*foundation))
     postgres = deploy_database(config, system_pods, store, protection, after(*foundation, *store.depends_on))
 
@@ -145,7 +145,7 @@ def _provider(config: StackConfig, name: str, *, upsert_existing_objects: bool |
 def job_quota(config: StackConfig) -> dict[str, str]:
     """Return the quota of all jobs together: the limits of the stack file, or the size of its pools."""
     limits = config.file.limits
-    pools = [pool for name, pool in config.pools.items() if name != "system"]
+    pools = job_pools(config.pools)
     cpus = limits.job_cpus or sum(pool.cpus * pool.node_count for pool in pools)
     memory_gib = limits.job_memory_gib or sum(pool.memory_gib * pool.node_count for pool in pools)
     quota = {

@@ -10,7 +10,7 @@ from infra.batch_service.pods import MODELS, ServiceSettings, api_pod, coordinat
 from infra.kubernetes.naming import StackNames
 from infra.stack_file.sections import IngressSection
 from infra.tenancy.rbac import MIGRATIONS
-from ray_job.contract.cluster import API, API_SERVICE_PORT, COORDINATOR, COORDINATOR_PORT, JOB_TEMPLATES, RECONCILER
+from ray_job.contract.cluster import API, API_SERVICE_PORT, COORDINATOR, COORDINATOR_PORT, RECONCILER
 
 _RECONCILERS: Final = 2  # a leader and a standby
 _COORDINATORS: Final = 1  # jobs repeat their requests
@@ -30,7 +30,7 @@ class BatchService(pulumi.ComponentResource):
         name: logical name of the component.
         settings: settings of its pods.
         models_yaml: the model catalogue.
-        ray_job_templates: job template of each model, as JSON, by file name.
+        ray_job_templates: job template of each model, as JSON, by ConfigMap and file name.
         replicas: lowest number of API pods.
         max_replicas: highest number of API pods.
         ingress: None for an API inside the cluster only.
@@ -49,7 +49,7 @@ class BatchService(pulumi.ComponentResource):
         *,
         settings: ServiceSettings,
         models_yaml: str,
-        ray_job_templates: Mapping[str, pulumi.Input[str]],
+        ray_job_templates: Mapping[str, Mapping[str, str]],
         replicas: int,
         max_replicas: int,
         ingress: IngressSection | None,
@@ -63,7 +63,7 @@ class BatchService(pulumi.ComponentResource):
             core.v1.ConfigMap(config_map, metadata=_metadata(names, "service", config_map), data=dict(data), opts=child)
             for config_map, data in (
                 (MODELS, {"models.yaml": models_yaml}),
-                (JOB_TEMPLATES, ray_job_templates),
+                *ray_job_templates.items(),
             )
         ]
         migrations = self._migrations(settings, [*config_maps, *before_migrations])

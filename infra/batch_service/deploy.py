@@ -42,7 +42,8 @@ def deploy_batch_service(
     """
     file, key, encryption_keys = config.file, store.service, config.secret("encryption_keys")
     templates = _ray_job_templates(config, store, jobs_priority)
-    configuration = "\0".join((config.models_yaml, *templates.values(), postgres.ca_pem, file.trust.ca_bundle or ""))
+    texts = (text for files in templates.values() for text in files.values())
+    configuration = "\0".join((config.models_yaml, *texts, postgres.ca_pem, file.trust.ca_bundle or ""))
     settings = ServiceSettings(
         names=config.names,
         image=str(file.images.mirrored(file.images.service)),
@@ -64,6 +65,7 @@ def deploy_batch_service(
         oidc=file.oidc.model_dump_json(exclude_none=True) if file.oidc else "",
         webhook_networks=tuple(file.network.webhook_networks),
         log_level=file.log_level,
+        job_templates=tuple(templates),
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],
         credentials_digest=secret_digest(
             encryption_keys,
@@ -87,7 +89,9 @@ def deploy_batch_service(
     )
 
 
-def _ray_job_templates(config: StackConfig, store: ObjectStoreConnection, priority_class: str) -> dict[str, str]:
+def _ray_job_templates(
+    config: StackConfig, store: ObjectStoreConnection, priority_class: str
+) -> dict[str, dict[str, str]]:
     file = config.file
     location = ObjectStoreLocation(
         kind="s3", bucket=store.bucket, prefix=store.prefix, endpoint_url=store.endpoint_url, region=store.region

@@ -56,6 +56,7 @@ class ServiceSettings:
         oidc: the section ``oidc`` as JSON; empty without it.
         webhook_networks: networks of webhook receivers.
         log_level: lowest level that is logged.
+        job_templates: ConfigMaps with the job templates.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
         credentials_digest: keyed digest of everything that the pods read from Secrets.
     """
@@ -78,6 +79,7 @@ class ServiceSettings:
     oidc: str
     webhook_networks: tuple[str, ...]
     log_level: str
+    job_templates: tuple[str, ...]
     configuration_digest: str
     credentials_digest: pulumi.Input[str]
 
@@ -96,7 +98,6 @@ def api_pod(settings: ServiceSettings) -> dict[str, Any]:
         memory="1Gi",
         tmp=f"{settings.workspace_gib}Gi",
         disk=f"{settings.workspace_gib + 1}Gi",
-        config_maps={},
         secrets=(*_LOGINS, credentials.ENCRYPTION_KEYS, credentials.RECEIPT_KEY),
     )
 
@@ -121,10 +122,14 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
         memory="1Gi",
         tmp=f"{settings.workspace_gib}Gi",
         disk=f"{settings.workspace_gib + 1}Gi",
-        config_maps={JOB_TEMPLATES: _TEMPLATES_DIRECTORY},
         secrets=(*_LOGINS, credentials.ENCRYPTION_KEYS, credentials.RECEIPT_KEY),
     )
-    template["spec"]["automountServiceAccountToken"] = True
+    spec = template["spec"]
+    spec["automountServiceAccountToken"] = True
+    sources = [{"configMap": {"name": name}} for name in settings.job_templates]
+    spec["volumes"].append({"name": JOB_TEMPLATES, "projected": {"defaultMode": 0o444, "sources": sources}})
+    mount = {"name": JOB_TEMPLATES, "mountPath": _TEMPLATES_DIRECTORY, "readOnly": True}
+    spec["containers"][0]["volumeMounts"].append(mount)
     return template
 
 
@@ -140,7 +145,6 @@ def coordinator_pod(settings: ServiceSettings) -> dict[str, Any]:
         memory="512Mi",
         tmp="64Mi",
         disk="1Gi",
-        config_maps={},
         secrets=_LOGINS,
     )
 
@@ -179,7 +183,6 @@ def _server_pod(
     memory: str,
     tmp: str,
     disk: str,
-    config_maps: Mapping[str, str],
     secrets: Sequence[str],
 ) -> dict[str, Any]:
     """Return the pod template of a server: ``service.<component>``, which answers /healthz and /readyz."""
@@ -214,8 +217,7 @@ def _server_pod(
         # The disk is for the temporary files and the container's log.
         "resources": resources(cpu=cpu, cpu_limit="2", memory=memory, ephemeral_storage=disk),
     }
-    maps = {MODELS: _MODELS_DIRECTORY, **config_maps}
-    return _pod(settings, component, container, tmp=tmp, config_maps=maps, secrets=secrets)
+    return _pod(settings, component, container, tmp=tmp, config_maps={MODELS: _MODELS_DIRECTORY}, secrets=secrets)
 
 
 def _pod(

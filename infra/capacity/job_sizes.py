@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from infra.capacity.pools import NodePool
+from infra.capacity.pools import NodePool, pools_with
 from ray_job.contract.job_spec import ModelSpec
 
 _GIB: Final = 1024  # in MiB
@@ -113,7 +113,7 @@ def hosts_per_engine(model: ModelSpec, pool: NodePool) -> int:
 
 
 def gpu_workers(model: ModelSpec, pool: NodePool) -> GroupSize:
-    """Return the workers that hold engines. A worker gets the share of its node that its GPUs are.
+    """Return the workers that hold engines. A worker gets the share of its node's free CPUs that its GPUs are.
 
     An engine that fits on a node has one pod; a larger one has as many full nodes as it needs. No worker exists until
     an engine requests one. KubeRay's ``numOfHosts`` stays 1: Ray requests all GPUs of an engine at once (a placement
@@ -121,10 +121,10 @@ def gpu_workers(model: ModelSpec, pool: NodePool) -> GroupSize:
     """
     hosts = hosts_per_engine(model, pool)
     gpus = math.ceil(model.num_gpus / hosts)
-    memory_mib = pool.memory_mib * gpus // pool.gpus_per_node
+    memory_mib = (pool.memory_gib - pool.spare_memory_gib) * _GIB * gpus // pool.gpus_per_node
     shared_mib = min(_SHARED_MIB_ONE_GPU if gpus == 1 else _SHARED_MIB_GPUS, memory_mib // 4)
     return GroupSize(
-        cpu_m=_thousandths(pool.cpus * gpus / pool.gpus_per_node),
+        cpu_m=_thousandths((pool.cpus - pool.spare_cpus) * gpus / pool.gpus_per_node),
         memory_mib=memory_mib,
         shared_mib=shared_mib,
         object_store_mib=shared_mib // 2,
@@ -133,7 +133,7 @@ def gpu_workers(model: ModelSpec, pool: NodePool) -> GroupSize:
         gpus=gpus,
         gpu_resource=pool.accelerator.resource,
         min_replicas=0,
-        max_replicas=model.concurrency * hosts,
+        max_replicas=min(model.concurrency * hosts, pool.max_workers),
     )
 
 
@@ -146,18 +146,20 @@ def job_slots(models: Iterable[ModelSpec], pools: Mapping[str, NodePool], *, mos
 
     Args:
         models: the models of the stack.
-        pools: the node pools by the accelerator's name.
+        pools: the node pools by name.
         most: the limit of jobs on any accelerator.
     """
     nodes: dict[str, int] = {}
     spread: set[str] = set()
     for model in models:
-        if model.accelerator in pools and pools[model.accelerator].gpus_per_node:
-            hosts = hosts_per_engine(model, pools[model.accelerator])
+        gpu_pools = [pool for pool in pools_with(pools, model.accelerator) if pool.gpus_per_node]
+        if gpu_pools:
+            hosts = hosts_per_engine(model, gpu_pools[0])
             nodes[model.accelerator] = max(nodes.get(model.accelerator, 0), model.concurrency * hosts)
             if hosts > 1:
                 spread.add(model.accelerator)
-    return {name: max(1, min(most, pools[name].node_count // nodes[name])) for name in sorted(spread)}
+    counts = {name: sum(pool.node_count for pool in pools_with(pools, name)) for name in sorted(spread)}
+    return {name: max(1, min(most, count // nodes[name])) for name, count in counts.items()}
 
 
 def _thousandths(cpus: float) -> int:

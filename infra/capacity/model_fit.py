@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from infra.capacity.job_sizes import hosts_per_engine
-from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage
+from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage, pools_with
 from ray_job.contract.accelerators import ImageVariant, capability_text
 from ray_job.contract.weights import MODELS_DIRECTORY
 from service.model_catalogue import CatalogueModel
@@ -38,7 +38,7 @@ def pool_problems(
 
     Args:
         models: by their index in the stack file.
-        pools: by name; ``cpu`` and those of accelerators.
+        pools: by name; ``cpu`` and the GPU pools.
         weights_are_mounted: models' directories come from a volume or the object store, not from the image.
     """
     cpu = pools.get("cpu")
@@ -48,8 +48,8 @@ def pool_problems(
             f"{cpu.memory_gib}"
         )
     for index, model in models.items():
-        spec, pool = model.spec, pools.get(model.spec.accelerator)
-        if spec.engine == "http" or pool is None:
+        spec, usable = model.spec, pools_with(pools, model.spec.accelerator)
+        if spec.engine == "http" or not usable:
             continue
         at, source = f"models[{index}]", PurePosixPath(spec.source)
         if not source.is_absolute() or ".." in source.parts:
@@ -62,27 +62,31 @@ def pool_problems(
                 f"{at}.source: must be a directory below {MODELS_DIRECTORY}, where weights are mounted, not "
                 f"{spec.source!r}"
             )
-        # On CPUs, an engine's pod has half of a node, so that a Ray head fits beside it.
-        pod_gib = pool.memory_gib / 2
-        needed = (model.weights_gib or 0) + _CPU_OVERHEAD_GIB + pod_gib / 4
-        if pool.gpus_per_node:
-            yield from (f"{at}.{problem}" for problem in _gpu_problems(model, pool))
-        elif model.weights_gib and needed > pod_gib:
-            yield (
-                f"{at}.weights_gib: {model.weights_gib:g} GiB need {needed:.1f} GiB of a worker, which gets half of a "
-                f"node of node_pools.{pool.name}, {pod_gib:g} GiB; use a smaller model or larger nodes"
-            )
-        workers = spec.concurrency * hosts_per_engine(spec, pool)
-        if workers > pool.max_workers:
+        for pool in usable:
+            # On CPUs, an engine's pod has half of a node, so that a Ray head fits beside it.
+            pod_gib = pool.memory_gib / 2
+            needed = (model.weights_gib or 0) + _CPU_OVERHEAD_GIB + pod_gib / 4
+            if pool.gpus_per_node:
+                yield from (f"{at}.{problem}" for problem in _gpu_problems(model, pool))
+            elif model.weights_gib and needed > pod_gib:
+                yield (
+                    f"{at}.weights_gib: {model.weights_gib:g} GiB need {needed:.1f} GiB of a worker, which gets half "
+                    f"of a node of node_pools.{pool.name}, {pod_gib:g} GiB; use a smaller model or larger nodes"
+                )
+        named = " and ".join(f"node_pools.{pool.name}" for pool in usable)
+        workers, most = spec.concurrency * hosts_per_engine(spec, usable[0]), sum(pool.max_workers for pool in usable)
+        if workers > most:
             yield (
                 f"{at}.concurrency: {spec.concurrency} engines are {workers} workers, and "
-                f"node_pools.{pool.name}.max_workers is {pool.max_workers}; lower the one or raise the other"
+                f"{' + '.join(f'node_pools.{pool.name}.max_workers' for pool in usable)} is {most}; lower the one or "
+                "raise the other"
             )
-        gpus, available = spec.concurrency * spec.num_gpus, pool.node_count * pool.gpus_per_node
+        gpus = spec.concurrency * spec.num_gpus
+        available = sum(pool.node_count * pool.gpus_per_node for pool in usable)
         if available and gpus > available:
             yield (
-                f"{at}.concurrency: {spec.concurrency} engines take {gpus} GPUs, and the nodes of "
-                f"node_pools.{pool.name} have {available}; lower it or add nodes"
+                f"{at}.concurrency: {spec.concurrency} engines take {gpus} GPUs, and the nodes of {named} have "
+                f"{available}; lower it or add nodes"
             )
 
 

@@ -1,6 +1,7 @@
 """Node pools and Ray images: what a pool's nodes have, how a pod requests one, and which versions an image may hold."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ray_job.contract.accelerators import CPU, Accelerator, ImageVariant
@@ -13,10 +14,10 @@ GPU_TAINT: Final = {"key": GPU_RESOURCE, "value": "present", "effect": "NoSchedu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePool:
-    """Nodes of one kind.
+    """Nodes of one kind, or the spare part of nodes of other pools.
 
     Attributes:
-        name: ``system``, ``cpu`` or the name of an accelerator.
+        name: ``system``, ``cpu`` or the name of a GPU pool.
         accelerator: what engines run on in this pool.
         nodes: names of the nodes. Where the stack manages nodes, they get the pool's label and the taint of GPU nodes.
         max_nodes: the most nodes of a pool that an autoscaler fills; 0 for a pool of named nodes.
@@ -25,6 +26,14 @@ class NodePool:
         gpus_per_node: GPUs or MIG slices of one node.
         gpu_memory_limit_mib: use no more than this of a GPU, in MiB; 0 for all that the accelerator has.
         max_workers: the most workers of one kind that one job starts in the pool.
+        selector: labels of the nodes; empty for the label of the pool.
+        taint: the taint of the nodes; empty for none.
+        tolerations: further tolerations of pods on the nodes.
+        runtime_class: the RuntimeClass of pods that request a GPU; empty for the default.
+        environment: environment variables of the pool's workers.
+        spare_cpus: CPUs of one node that engines leave to pods without a GPU.
+        spare_memory_gib: memory of one node that engines leave to pods without a GPU, in GiB.
+        hosts: the pools whose spare CPUs and memory make up this one; empty for a pool with nodes of its own.
     """
 
     name: str
@@ -36,11 +45,19 @@ class NodePool:
     gpus_per_node: int = 0
     gpu_memory_limit_mib: int = 0
     max_workers: int = 2
+    selector: Mapping[str, str] = field(default_factory=dict)
+    taint: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, str], ...] = ()
+    runtime_class: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    spare_cpus: int = 0
+    spare_memory_gib: int = 0
+    hosts: tuple["NodePool", ...] = ()
 
     @property
     def node_count(self) -> int:
         """The most nodes that exist at the same time."""
-        return self.max_nodes or len(self.nodes)
+        return sum(host.node_count for host in self.hosts) or self.max_nodes or len(self.nodes)
 
     @property
     def memory_mib(self) -> int:
@@ -55,31 +72,59 @@ class NodePool:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of the pool's nodes."""
-        return {POOL_LABEL: self.name}
+        return dict(self.selector) or {POOL_LABEL: self.name}
 
     @property
     def taints(self) -> list[dict[str, str]]:
-        """The taints of the pool's nodes. Only pods that request a GPU run on GPU nodes."""
-        return [taint(self.accelerator.resource)] if self.accelerator.resource else []
+        """The taints of the pool's nodes."""
+        return [dict(self.taint)] if self.taint else []
+
+    @property
+    def tolerated(self) -> list[dict[str, str]]:
+        """The tolerations of a pod on the pool's nodes: of their taint, of the usual one of GPU nodes, and more."""
+        keys = dict.fromkeys(
+            [each["key"] for each in self.taints]
+            + ([gpu_taint(self.accelerator.resource)["key"]] if self.accelerator.resource else [])
+        )
+        effect = self.taint.get("effect", GPU_TAINT["effect"])
+        found = [{"key": key, "operator": "Exists", "effect": effect} for key in keys]
+        return [*found, *(dict(each) for each in self.tolerations)]
 
 
-def taint(gpu_resource: str) -> dict[str, str]:
+def gpu_taint(resource: str) -> dict[str, str]:
     """Return the taint of nodes that offer an extended resource."""
-    return dict(GPU_TAINT) if gpu_resource.startswith("nvidia.com/") else {**GPU_TAINT, "key": gpu_resource}
+    return dict(GPU_TAINT) if resource.startswith("nvidia.com/") else {**GPU_TAINT, "key": resource}
 
 
-def placement(pool: str, *, gpu_resource: str = "") -> dict[str, Any]:
-    """Return ``nodeSelector`` and ``tolerations`` of a pod.
+def placement(pool: NodePool) -> dict[str, Any]:
+    """Return ``tolerations``, and ``nodeSelector`` or ``affinity``, of the pods of a pool."""
+    if not pool.hosts:
+        return {"nodeSelector": pool.labels, "tolerations": pool.tolerated}
+    if len(pool.hosts) == 1:
+        return placement(pool.hosts[0])
+    # The terms are alternatives.
+    terms = [
+        {"matchExpressions": [{"key": key, "operator": "In", "values": [value]} for key, value in host.labels.items()]}
+        for host in pool.hosts
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    tolerations: list[dict[str, str]] = []
+    for host in pool.hosts:
+        tolerations += [each for each in host.tolerated if each not in tolerations]
+    return {"affinity": {"nodeAffinity": required}, "tolerations": tolerations}
 
-    Args:
-        pool: the name of the pool.
-        gpu_resource: the extended resource that the pod requests; empty for none.
-    """
-    tolerated = [{"key": taint(gpu_resource)["key"], "operator": "Exists", "effect": "NoSchedule"}]
-    return {"nodeSelector": {POOL_LABEL: pool}, "tolerations": tolerated if gpu_resource else []}
+
+def pools_with(pools: Mapping[str, NodePool], accelerator: str) -> list[NodePool]:
+    """Return the pools whose nodes have an accelerator, ``cpu`` included."""
+    return [pool for pool in pools.values() if pool.accelerator.name == accelerator and pool.name != "system"]
 
 
-def gpu_capacity(pools: list[NodePool]) -> dict[str, int]:
+def job_pools(pools: Mapping[str, NodePool]) -> list[NodePool]:
+    """Return the pools whose nodes run jobs. Each node is in one of them."""
+    return [pool for pool in pools.values() if pool.name != "system" and not pool.hosts]
+
+
+def gpu_capacity(pools: Iterable[NodePool]) -> dict[str, int]:
     """Count the GPUs of all pools by extended resource. NVIDIA's whole GPUs are always listed."""
     capacity = {GPU_RESOURCE: 0}
     for pool in pools:

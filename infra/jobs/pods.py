@@ -59,7 +59,7 @@ class RayJobArgs:
     Attributes:
         names: names of the stack.
         images: images by variant, for the accelerators of the models.
-        pools: pools by name; ``cpu`` and those of the models' accelerators.
+        pools: pools by name; ``cpu`` and those with the models' accelerators.
         weights: source of the models' directories.
         object_store: the stack's object store.
         times: time limits.
@@ -89,7 +89,7 @@ def head_pod(args: RayJobArgs, image: str, size: GroupSize, weights: PodWeights)
     Secret.
     """
     environment = {ENVIRONMENT_VARIABLE: "", TOKEN_FILE_VARIABLE: f"{_TOKEN_DIRECTORY}/{TOKEN_KEY}"}
-    pod = _pod(args, image, size, "cpu", weights=weights, environment=environment)
+    pod = _pod(args, image, size, args.pools["cpu"], weights=weights, environment=environment)
     spec = pod["spec"]
     spec["volumes"] += [secret_volume(TOKEN_VOLUME, secret="set-by-the-launcher")]  # noqa: S106 - a name
     spec["containers"][0]["volumeMounts"] += [{"name": TOKEN_VOLUME, "mountPath": _TOKEN_DIRECTORY, "readOnly": True}]
@@ -107,7 +107,7 @@ def worker_pod(
     args: RayJobArgs,
     image: str,
     size: GroupSize,
-    pool: str,
+    pool: NodePool,
     *,
     weights: PodWeights,
     environment: Mapping[str, str] | None = None,
@@ -137,12 +137,12 @@ def _pod(
     args: RayJobArgs,
     image: str,
     size: GroupSize,
-    pool: str,
+    pool: NodePool,
     *,
     weights: PodWeights,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    variables = {**OFFLINE, **RAY_ENVIRONMENT, **_WRITABLE, **environment}
+    variables = {**OFFLINE, **RAY_ENVIRONMENT, **_WRITABLE, **pool.environment, **environment}
     container = {
         "name": "ray",
         "image": image,
@@ -163,7 +163,8 @@ def _pod(
         ],
     }
     spec: dict[str, Any] = {
-        **placement(pool, gpu_resource=size.gpu_resource),
+        **placement(pool),
+        **({"runtimeClassName": pool.runtime_class} if pool.runtime_class and size.gpus else {}),
         # Autoscaler v2 mistakes a restarted pod for a new one.
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,

@@ -18,9 +18,11 @@ from infra.capacity.job_sizes import (
     head_size,
     hosts_per_engine,
 )
+from infra.capacity.pools import pools_with
 from infra.jobs.pods import COMPONENT, RayJobArgs, autoscaler_options, head_pod, worker_pod
 from infra.jobs.weights import PodWeights, pod_weights
 from infra.stack_file.sections import JobsSection
+from ray_job.contract.cluster import job_templates_name
 from ray_job.contract.rayjobs import (
     FINGERPRINT_ANNOTATION,
     GROUP,
@@ -37,14 +39,22 @@ from service.model_catalogue import Catalogue, CatalogueModel
 ENTRYPOINT: Final = "python -m ray_job"
 # A failed cluster is kept for a moment, so that the launcher can read the reason from its pods.
 _KEEP_FAILED_CLUSTER_S: Final = 60
+# The API server refuses more than 1 MiB: https://kubernetes.io/docs/concepts/configuration/configmap/
+_CONFIG_MAP_BYTES: Final = 900_000
 
 
-def ray_job_templates(catalogue: Catalogue, args: RayJobArgs) -> dict[str, str]:
-    """Return the content of the ConfigMap ``ray-job-templates``: the JSON of each model's RayJob by file name."""
-    return {
-        template_key(model.id): json.dumps(ray_job_template(model, args), indent=1) + "\n"
-        for model in catalogue.values()
-    }
+def ray_job_templates(catalogue: Catalogue, args: RayJobArgs) -> dict[str, dict[str, str]]:
+    """Return the JSON of each model's RayJob by ConfigMap and file name. Many models need several ConfigMaps."""
+    config_maps: list[dict[str, str]] = [{}]
+    size = 0
+    for model in catalogue.values():
+        text = json.dumps(ray_job_template(model, args), separators=(",", ":"))
+        if size + len(text) > _CONFIG_MAP_BYTES:
+            config_maps.append({})
+            size = 0
+        config_maps[-1][template_key(model.id)] = text
+        size += len(text)
+    return {job_templates_name(number): files for number, files in enumerate(config_maps)}
 
 
 def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
@@ -53,7 +63,8 @@ def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
     It has no ``activeDeadlineSeconds``: a job runs as long as there is work for it, and ends by itself.
 
     Raises:
-        KeyError: no pool or image exists for the model's accelerator (``pool_problems`` reports it first).
+        IndexError: no pool exists for the model's accelerator (the rules of a stack file refuse that earlier).
+        KeyError: no image exists for it (the same).
     """
     times = args.times
     ended: tuple[tuple[dict[str, str], int], ...] = (
@@ -96,7 +107,8 @@ def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
 
 def _cluster(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
     spec, cpu_pool, times = model.spec, args.pools["cpu"], args.times
-    image = args.images[args.pools[spec.accelerator].accelerator.image_variant]
+    pools = pools_with(args.pools, spec.accelerator)
+    image = args.images[pools[0].accelerator.image_variant]
 
     def weights(size: GroupSize, *, whole: bool) -> PodWeights:
         return pod_weights(args.weights, args.object_store, model, image.reference, size, whole=whole)
@@ -115,22 +127,21 @@ def _cluster(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
         args,
         image.reference,
         workers,
-        "cpu",
+        cpu_pool,
         weights=weights(workers, whole=not has_gpus),
         environment=environment,
         http_engine=spec.engine == "http",
     )
     groups = [_group("cpu", workers, cpu_pod, times)]
-    if has_gpus:
-        gpu_pool = args.pools[spec.accelerator]
+    for gpu_pool in pools if has_gpus else ():
         engines = gpu_workers(spec, gpu_pool)
         engine_weights = weights(engines, whole=True)
-        gpu_pod = worker_pod(args, image.reference, engines, spec.accelerator, weights=engine_weights)
+        gpu_pod = worker_pod(args, image.reference, engines, gpu_pool, weights=engine_weights)
         if gpu_pool.nodes:
             gpu_pod["metadata"]["annotations"][NODE_LIMIT_ANNOTATION] = str(times.start_limit_s)
         if (hosts := hosts_per_engine(spec, gpu_pool)) > 1:
             gpu_pod["metadata"]["annotations"][HOSTS_ANNOTATION] = str(hosts)
-        groups.append(_group(spec.accelerator, engines, gpu_pod, times))
+        groups.append(_group(gpu_pool.name, engines, gpu_pod, times))
     return {
         "rayVersion": image.ray,
         "authOptions": {"mode": "token"},

@@ -35,7 +35,7 @@ def deploy_platform(config: StackConfig, opts: pulumi.ResourceOptions) -> tuple[
             version=file.kuberay.chart.version,
             namespace=file.kuberay.namespace,
             image=file.images.mirrored(file.images.kuberay_operator),
-            placement=placement("system"),
+            placement=placement(pools["system"]),
             kubernetes_api=tuple(file.network.kubernetes_api.networks),
             kubernetes_api_port=file.network.kubernetes_api.port,
             dns_namespace=file.network.dns_namespace,

@@ -12,12 +12,11 @@ from typing import Any, Final
 import pulumi
 from pulumi_kubernetes import apps, meta
 
-from infra.capacity.pools import NodePool
+from infra.capacity.pools import NodePool, placement
 from infra.kubernetes.images import PULL_SECRET, ImageReference
 from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, resources
 from infra.shared_platform.namespace import platform_namespace
-from ray_job.contract.cluster import GPU_RESOURCE, POOL_LABEL
 
 NAMESPACE: Final = "cloister-device-plugin"
 COMPONENT: Final = "device-plugin"
@@ -43,13 +42,12 @@ class DevicePluginArgs:
 
 
 class DevicePlugin(pulumi.ComponentResource):
-    """The plugin's namespace and its DaemonSet."""
+    """The plugin's namespace, and a DaemonSet for each RuntimeClass."""
 
     resources: tuple[pulumi.Resource, ...]
 
     def __init__(self, name: str, args: DevicePluginArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("cloister:device_plugin:DevicePlugin", name, None, opts)
-        labels = args.names.labels(COMPONENT)
         has_slices = any(pool.accelerator.is_mig for pool in args.pools)
         container = {
             "name": COMPONENT,
@@ -67,11 +65,7 @@ class DevicePlugin(pulumi.ComponentResource):
             "securityContext": {**container_security_context(), "runAsNonRoot": False, "runAsUser": 0},
             "volumeMounts": [{"name": "sockets", "mountPath": _SOCKETS}],
         }
-        in_pools = {"key": POOL_LABEL, "operator": "In", "values": [pool.name for pool in args.pools]}
-        node_terms = {"nodeSelectorTerms": [{"matchExpressions": [in_pools]}]}
         pod: Any = {
-            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": node_terms}},
-            "tolerations": [{"key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule"}],
             "priorityClassName": "system-node-critical",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -88,15 +82,25 @@ class DevicePlugin(pulumi.ComponentResource):
             docker_config=args.docker_config,
             parent=self,
         )
-        daemon_set = apps.v1.DaemonSet(
-            COMPONENT,
-            metadata=meta.v1.ObjectMetaArgs(name=COMPONENT, namespace=NAMESPACE, labels=labels),
-            spec={
-                "selector": {"matchLabels": args.names.selector(COMPONENT)},
-                "updateStrategy": {"type": "RollingUpdate"},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
-            },
-            opts=pulumi.ResourceOptions(parent=self, depends_on=namespace),
-        )
-        self.resources = (*namespace, daemon_set)
+        daemon_sets = []
+        for runtime_class in dict.fromkeys(pool.runtime_class for pool in args.pools):
+            pools = tuple(pool for pool in args.pools if pool.runtime_class == runtime_class)
+            name = f"{COMPONENT}-{runtime_class}" if runtime_class else COMPONENT
+            fields = {**pod, **placement(NodePool(name=name, hosts=pools))}
+            if runtime_class:
+                fields["runtimeClassName"] = runtime_class
+            own = {"cloister.dev/runtime-class": runtime_class} if runtime_class else {}
+            labels = {**args.names.labels(COMPONENT), **own}
+            daemon_set = apps.v1.DaemonSet(
+                name,
+                metadata=meta.v1.ObjectMetaArgs(name=name, namespace=NAMESPACE, labels=labels),
+                spec={
+                    "selector": {"matchLabels": {**args.names.selector(COMPONENT), **own}},
+                    "updateStrategy": {"type": "RollingUpdate"},
+                    "template": {"metadata": {"labels": labels}, "spec": fields},
+                },
+                opts=pulumi.ResourceOptions(parent=self, depends_on=namespace),
+            )
+            daemon_sets.append(daemon_set)
+        self.resources = (*namespace, *daemon_sets)
         self.register_outputs({})

@@ -1,14 +1,15 @@
 """Sections of a stack file about the cluster: access, network, images, node pools, device plugin and KubeRay."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from dataclasses import replace
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
-from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage
+from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage, gpu_taint
 from infra.kubernetes.images import ImageReference
 from infra.stack_file.values import Cidr, Cidrs, DnsLabel, Image, Nodes, Port, Registry, WebUrl
-from ray_job.contract.accelerators import CPU, Accelerator, ImageVariant
+from ray_job.contract.accelerators import Accelerator, ImageVariant
 from service.config_sections import Section, key
 from service.model_catalogue import Count
 
@@ -158,11 +159,65 @@ class CpuPoolSection(Section):
     max_workers: Count = key("the most CPU workers of one job", 4, default=2, unit="pods")
 
 
-class GpuPoolSection(Section):
-    """Nodes with one kind of GPU. The key is the name of the accelerator."""
+class TaintSection(Section):
+    """A taint that the nodes of a pool have, or get where the stack manages them."""
 
+    value: str = key("its value", "a10g", default="")
+    effect: Literal["NoSchedule", "NoExecute"] = key("its effect", "NoExecute", default="NoSchedule")
+    key: str = key("its key", "acme.example/gpu")
+
+
+class TolerationSection(Section):
+    """A further toleration of the pods of a pool."""
+
+    operator: Literal["Exists", "Equal"] = key("how the taint is compared", "Equal", default="Exists")
+    value: str = key("value of the taint, for Equal", "ml", default="")
+    effect: Literal["NoSchedule", "NoExecute"] = key("effect of the taint", "NoExecute", default="NoSchedule")
+    key: str = key("key of the taint", "acme.example/team")
+
+
+class GpuPoolSection(Section):
+    """Nodes with one kind of GPU. The key is the name of the pool."""
+
+    accelerator: str | None = key(
+        "the accelerator of its nodes; without it the pool has the name of its accelerator. Several pools may have the "
+        "same one: engines run in all of them",
+        "a10g",
+        default=None,
+    )
     nodes: Nodes | None = key("names of the nodes; this or `max_nodes`", ["v100-1", "v100-2"], default=None)
     max_nodes: Count | None = key(_MAX_NODES, 8, default=None, unit="nodes")
+    selector: dict[str, str] = key(
+        "labels that the nodes have already, instead of the label of the pool; needs `max_nodes`",
+        {"nvidia.com/gpu.product": "NVIDIA-A10G"},
+        default={},
+    )
+    taint: Literal["managed", "none"] | TaintSection = key(
+        "`managed`: the nodes have, or get, the taint nvidia.com/gpu=present:NoSchedule; `none`: no taint; or the one "
+        "below",
+        "none",
+        default="managed",
+    )
+    tolerations: list[TolerationSection] = key("further tolerations; see below", [], default=[])
+    runtime_class: DnsLabel | None = key(
+        "RuntimeClass of pods that request a GPU; without it `node_pools.runtime_class`", "nvidia", default=None
+    )
+    resource: str | None = key(
+        "extended resource that its pods request; without it that of the accelerator", "nvidia.com/a10g", default=None
+    )
+    environment: dict[str, str] = key(
+        "environment variables of its workers", {"NCCL_SOCKET_IFNAME": "bond0"}, default={}
+    )
+    spare_cpus: Annotated[int, Field(ge=0)] = key(
+        "CPUs of one node that engines leave to other pods: Ray heads and CPU workers without a pool `cpu`, and the "
+        "service without a pool `system`",
+        8,
+        default=0,
+        unit="CPUs",
+    )
+    spare_memory_gib: Annotated[int, Field(ge=0)] = key(
+        "memory of one node that engines leave to the same pods", 32, default=0, unit="GiB"
+    )
     gpus_per_node: Count = key("GPUs or MIG slices of one node", 4, unit="GPUs")
     gpu_memory_gib: Count | None = key(
         "use less memory of a GPU than the accelerator has; a larger value has no effect", 16, default=None, unit="GiB"
@@ -181,32 +236,82 @@ class NodePoolsSection(Section):
     manage_nodes: bool = key(
         "label and taint the nodes; `false` if another stack or the cluster's own tools do that", False, default=True
     )
-    system: SystemPoolSection = key("see below", {})
-    cpu: CpuPoolSection = key("see below", {})
+    runtime_class: DnsLabel | None = key(
+        "RuntimeClass of pods that request a GPU, and of the device plugin. k3s and RKE2 need `nvidia` unless NVIDIA's "
+        "GPU operator 25.10 or newer runs there",
+        "nvidia",
+        default=None,
+    )
+    system: SystemPoolSection | None = key(
+        "see below; without it these pods run in the pool `cpu`, or on spare CPUs of GPU nodes", {}, default=None
+    )
+    cpu: CpuPoolSection | None = key(
+        "see below; without it these pods run on spare CPUs of GPU nodes", {}, default=None
+    )
+
+    @property
+    def gpu_pools(self) -> Mapping[str, GpuPoolSection]:
+        """The GPU pools by name."""
+        return self.__pydantic_extra__
 
     def pools(self, accelerators: Mapping[str, Accelerator]) -> dict[str, NodePool]:
-        """Return the pools by name, GPU pools in the order of the accelerator table."""
-        pools = {
-            "system": NodePool(
-                name="system", nodes=tuple(self.system.nodes or ()), max_nodes=self.system.max_nodes or 0
-            )
+        """Return the pools by name: ``system``, ``cpu``, then GPU pools in the order of the accelerator table."""
+        names = list(accelerators)
+        gpu = {
+            name: self._gpu_pool(name, section, accelerators[section.accelerator or name])
+            for name, section in self.gpu_pools.items()
+            if (section.accelerator or name) in accelerators
         }
-        sections: dict[str, CpuPoolSection | GpuPoolSection] = {"cpu": self.cpu}
-        sections |= {name: self.__pydantic_extra__[name] for name in accelerators if name in self.__pydantic_extra__}
-        for name, pool in sections.items():
-            gpu = pool if isinstance(pool, GpuPoolSection) else None
-            pools[name] = NodePool(
-                name=name,
-                accelerator=accelerators[name] if gpu else CPU,
-                nodes=tuple(pool.nodes or ()),
-                max_nodes=pool.max_nodes or 0,
-                cpus=pool.cpus,
-                memory_gib=pool.memory_gib,
-                gpus_per_node=gpu.gpus_per_node if gpu else 0,
-                gpu_memory_limit_mib=(gpu.gpu_memory_gib or 0) * 1024 if gpu else 0,
-                max_workers=pool.max_workers,
+        ordered = sorted(gpu.values(), key=lambda pool: names.index(pool.accelerator.name))
+        with_spare = tuple(pool for pool in ordered if pool.spare_cpus and pool.spare_memory_gib)
+        cpu = NodePool(
+            name="cpu",
+            hosts=with_spare,
+            cpus=min((pool.spare_cpus for pool in with_spare), default=0),
+            memory_gib=min((pool.spare_memory_gib for pool in with_spare), default=0),
+        )
+        if self.cpu is not None:
+            cpu = NodePool(
+                name="cpu",
+                nodes=tuple(self.cpu.nodes or ()),
+                max_nodes=self.cpu.max_nodes or 0,
+                cpus=self.cpu.cpus,
+                memory_gib=self.cpu.memory_gib,
+                max_workers=self.cpu.max_workers,
             )
-        return pools
+        system = NodePool(name="system", hosts=cpu.hosts or (cpu,))
+        if self.system is not None:
+            system = NodePool(name="system", nodes=tuple(self.system.nodes or ()), max_nodes=self.system.max_nodes or 0)
+        return {"system": system, "cpu": cpu, **{pool.name: pool for pool in ordered}}
+
+    def _gpu_pool(self, name: str, section: GpuPoolSection, accelerator: Accelerator) -> NodePool:
+        resource = section.resource or accelerator.resource
+        taint: dict[str, str] = {}
+        if isinstance(section.taint, TaintSection):
+            taint = section.taint.model_dump()
+        elif section.taint == "managed":
+            taint = gpu_taint(resource)
+        return NodePool(
+            name=name,
+            accelerator=replace(accelerator, resource=resource),
+            nodes=tuple(section.nodes or ()),
+            max_nodes=section.max_nodes or 0,
+            cpus=section.cpus,
+            memory_gib=section.memory_gib,
+            gpus_per_node=section.gpus_per_node,
+            gpu_memory_limit_mib=(section.gpu_memory_gib or 0) * 1024,
+            max_workers=section.max_workers,
+            selector=section.selector,
+            taint=taint,
+            tolerations=tuple(
+                each.model_dump(exclude={"value"} if each.operator == "Exists" else None)
+                for each in section.tolerations
+            ),
+            runtime_class=section.runtime_class or self.runtime_class or "",
+            environment=section.environment,
+            spare_cpus=section.spare_cpus,
+            spare_memory_gib=section.spare_memory_gib,
+        )
 
 
 class DevicePluginSection(Section):

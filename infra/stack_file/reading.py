@@ -196,7 +196,12 @@ def _validated(
         value = plain[name]
         unknown: list[Problem] = []
         if name == "node_pools" and isinstance(value, Mapping):
-            known = [*NodePoolsSection.model_fields, *accelerators]
+            named = (
+                str(pool)
+                for pool, content in value.items()
+                if isinstance(content, Mapping) and "accelerator" in content
+            )
+            known = [*NodePoolsSection.model_fields, *accelerators, *named]
             unknown = [
                 Problem(path=(name, str(pool)), message=unknown_key(str(pool), known))
                 for pool in value

@@ -5,6 +5,7 @@ A function covers one topic and skips what it cannot judge because a section is 
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -18,7 +19,7 @@ from infra.capacity.job_sizes import (
     hosts_per_engine,
 )
 from infra.capacity.model_fit import image_problems, pool_problems
-from infra.capacity.pools import NodePool, gpu_capacity
+from infra.capacity.pools import NodePool, gpu_capacity, job_pools, pools_with
 from infra.stack_file.sections import (
     ApiSection,
     BundledDatabaseSection,
@@ -33,6 +34,7 @@ from infra.stack_file.sections import (
 )
 from ray_job.contract.accelerators import Accelerator
 from ray_job.contract.cluster import MIN_KUBERAY
+from service.config_sections import unknown_key
 from service.model_catalogue import CatalogueModel
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ Sections = Mapping[str, Any]
 Models = Mapping[int, CatalogueModel]
 Problems = Iterator[str]
 
+_POOL_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _TLS_MODES: Final = ("require", "verify-ca", "verify-full")
 
 
@@ -55,6 +58,9 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
     """
     section = sections.get("node_pools")
     pools: dict[str, NodePool] = section.pools(accelerators) if section else {}
+    for name, given in section.gpu_pools.items() if section else ():
+        if (accelerator := given.accelerator or name) not in accelerators:
+            yield f"node_pools.{name}.accelerator: {unknown_key(accelerator, list(accelerators), kind='accelerator')}"
     yield from image_rules(sections)
     yield from pool_rules(sections, models, pools, accelerators)
     if pools:
@@ -104,10 +110,10 @@ def pool_rules(
     """Check that each model has a pool, an image, room and a way to its endpoint, and each node one pool."""
     images: ImagesSection | None = sections.get("images")
     network: NetworkSection | None = sections.get("network")
-    usable = ", ".join(name for name in pools if name != "system")
+    usable = ", ".join(dict.fromkeys(pool.accelerator.name for pool in pools.values() if pool.name != "system"))
     for index, model in models.items():
         accelerator = model.spec.accelerator
-        if pools and accelerator not in pools:
+        if pools and not pools_with(pools, accelerator):
             yield (
                 f"models[{index}].accelerator: {model.id} needs node_pools.{accelerator}, which is missing; "
                 f"add that pool, or use one of {usable}"
@@ -120,8 +126,18 @@ def pool_rules(
     weights = sections.get("model_weights")
     if pools and weights:
         yield from pool_problems(models, pools, weights_are_mounted=not isinstance(weights, ImageWeightsSection))
+    if pools and not pools["cpu"].cpus:
+        yield (
+            "node_pools.cpu: is required: Ray heads and CPU workers need nodes; add the pool, or leave them CPUs and "
+            "memory of GPU nodes with spare_cpus and spare_memory_gib"
+        )
+    by_accelerator: dict[str, NodePool] = {}
     seen: dict[str, str] = {}
     for name, pool in pools.items():
+        if pool.hosts:
+            continue
+        if pool.gpus_per_node:
+            yield from _gpu_pool_rules(pool, by_accelerator.setdefault(pool.accelerator.name, pool))
         if bool(pool.nodes) == bool(pool.max_nodes):
             yield (
                 f"node_pools.{name}.nodes: set either nodes or max_nodes: the names of existing nodes, or the most "
@@ -136,22 +152,45 @@ def pool_rules(
         yield "device_plugin.install: the stack has no GPU pool; add one below node_pools, or set false"
 
 
+def _gpu_pool_rules(pool: NodePool, first: NodePool) -> Problems:
+    """Check a GPU pool by itself, and against the first pool with the same accelerator."""
+    at = f"node_pools.{pool.name}"
+    if not _POOL_NAME.fullmatch(pool.name):
+        yield f"{at}: a pool's name is a label of nodes: at most 40 lower case letters, digits and '-'"
+    if pool.selector and pool.nodes:
+        yield f"{at}.selector: selects nodes by labels that they have; set max_nodes instead of nodes"
+    if pool.spare_cpus >= pool.cpus or pool.spare_memory_gib >= pool.memory_gib:
+        yield f"{at}.spare_cpus: must leave CPUs and memory to engines; lower spare_cpus or spare_memory_gib"
+    if bool(pool.spare_cpus) != bool(pool.spare_memory_gib):
+        yield f"{at}.spare_memory_gib: set both spare_cpus and spare_memory_gib, or none of them"
+    if pool.gpus_per_node != first.gpus_per_node:
+        yield (
+            f"{at}.gpus_per_node: must be {first.gpus_per_node}, as in node_pools.{first.name}, which has the same "
+            f"accelerator, not {pool.gpus_per_node}: an engine has one shape; add a row to accelerators for the other"
+        )
+    if pool.accelerator.resource != first.accelerator.resource:
+        yield (
+            f"{at}.resource: must be {first.accelerator.resource}, as in node_pools.{first.name}, which has the same "
+            "accelerator; add a row to accelerators for the other"
+        )
+
+
 def limit_rules(sections: Sections, models: Models, pools: Mapping[str, NodePool]) -> Problems:
     """Check that limits are within the pools, and that one job of each model fits below them."""
     limits: LimitsSection | None = sections.get("limits")
     if limits is None:
         return
-    job_pools = [pool for pool in pools.values() if pool.name != "system"]
+    nodes = job_pools(pools)
     available = {
-        "job_cpus": sum(pool.node_count * pool.cpus for pool in job_pools),
-        "job_memory_gib": sum(pool.node_count * pool.memory_gib for pool in job_pools),
-        "job_gpus": max(gpu_capacity(job_pools).values()),
+        "job_cpus": sum(pool.node_count * pool.cpus for pool in nodes),
+        "job_memory_gib": sum(pool.node_count * pool.memory_gib for pool in nodes),
+        "job_gpus": max(gpu_capacity(nodes).values()),
     }
     # What a head with its autoscaler, one CPU worker and one engine take, in whole CPUs, GiB and GPUs.
     smallest: dict[int, dict[str, int]] = {}
     cpu_pool = pools["cpu"]
-    for index, model in models.items():
-        spec, pool = model.spec, pools.get(model.spec.accelerator)
+    for index, model in models.items() if cpu_pool.cpus else ():
+        spec, pool = model.spec, next(iter(pools_with(pools, model.spec.accelerator)), None)
         if pool is None:
             continue
         head, stages = head_size(cpu_pool), cpu_workers(spec, cpu_pool)

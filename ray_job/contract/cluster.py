@@ -57,3 +57,8 @@ LAUNCHER_RIGHTS: Final = (
 def jobs_namespace(service_namespace: str) -> str:
     """Return the namespace of a stack's Ray clusters: ``cloister-acme-dev-jobs``."""
     return f"{service_namespace}-jobs"
+
+
+def job_templates_name(number: int) -> str:
+    """Return the name of a ConfigMap with job templates, which are numbered from 0."""
+    return f"{JOB_TEMPLATES}-{number + 1}" if number else JOB_TEMPLATES

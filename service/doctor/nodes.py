@@ -1,5 +1,6 @@
 """Node pools: ready nodes, GPUs that Kubernetes can allocate, and room for the pods of every model."""
 
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Final, Self
 
 from kubernetes.utils.quantity import parse_quantity
 
-from ray_job.contract.cluster import GPU_RESOURCE, JOB_TEMPLATES, POOL_LABEL
+from ray_job.contract.cluster import GPU_RESOURCE, JOB_TEMPLATES, POOL_LABEL, job_templates_name
 from service.doctor.cluster_api import ClusterApi, JsonObject
 from service.doctor.findings import Finding
 from service.errors import SettingsError
@@ -123,10 +124,15 @@ def read_pod_groups(api: ClusterApi, namespace: str) -> list[PodGroup]:
     Raises:
         SettingsError: a job template is not a RayJob.
     """
-    config_map: JsonObject = api.find(f"/api/v1/namespaces/{namespace}/configmaps/{JOB_TEMPLATES}") or {}
+    texts: dict[str, str] = {}
+    for number in itertools.count():
+        config_map = api.find(f"/api/v1/namespaces/{namespace}/configmaps/{job_templates_name(number)}") or {}
+        if not config_map.get("data"):
+            break
+        texts |= config_map["data"]
     groups = []
     try:
-        for template, text in (config_map.get("data") or {}).items():
+        for template, text in texts.items():
             cluster = json.loads(text)["spec"]["rayClusterSpec"]
             for group in (cluster["headGroupSpec"], *cluster.get("workerGroupSpecs", [])):
                 spec = group["template"]["spec"]

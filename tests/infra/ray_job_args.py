@@ -1,8 +1,9 @@
 """Pools, images and models for the tests of the RayJob template, as a stack file gives them."""
 
+from dataclasses import replace
 from typing import Any
 
-from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage
+from infra.capacity.pools import GPU_TAINT, IMAGE_VARIANTS, NodePool, RayImage
 from infra.jobs.pods import RayJobArgs
 from infra.jobs.template import ray_job_template
 from infra.kubernetes.naming import StackNames
@@ -16,8 +17,9 @@ POOLS: dict[str, NodePool] = {
     "cpu": NodePool(name="cpu", nodes=("cpu-1",), cpus=16, memory_gib=60, max_workers=3),
     "v100": NodePool(
         name="v100",
-        accelerator=ACCELERATORS["v100-16gb"],
+        accelerator=replace(ACCELERATORS["v100-16gb"], name="v100"),
         nodes=("v-1", "v-2"),
+        taint=GPU_TAINT,
         cpus=32,
         memory_gib=240,
         gpus_per_node=4,
@@ -27,6 +29,7 @@ POOLS: dict[str, NodePool] = {
         name="a10g",
         accelerator=ACCELERATORS["a10g"],
         nodes=("a-1",),
+        taint=GPU_TAINT,
         cpus=8,
         memory_gib=32,
         gpus_per_node=1,

@@ -251,7 +251,7 @@ def test_api_key_of_the_http_engine_reaches_its_workers_only() -> None:
     (secret,) = [each for each in recording.of_type("Secret") if "endpoint-key" in str(each.inputs)]
     assert secret.inputs["metadata"]["namespace"] == "cloister-acme-dev-jobs"
     (templates,) = [each for each in recording.of_type("ConfigMap") if each.name == "ray-job-templates"]
-    assert f'"secretName": "{secret.inputs["metadata"]["name"]}"' in "".join(templates.inputs["data"].values())
+    assert f'"secretName":"{secret.inputs["metadata"]["name"]}"' in "".join(templates.inputs["data"].values())
 
 
 def secrets_of_jobs(recording: Recording) -> dict[str, dict[str, str]]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from infra.capacity.pools import placement
+from infra.capacity.pools import NodePool, placement
 from infra.kubernetes.images import ImageReference
 from infra.rendering.recording import record
 from infra.shared_platform.kuberay import KubeRay, KubeRayArgs, operator_egress, operator_values
@@ -20,7 +20,7 @@ def args(**changes: Any) -> KubeRayArgs:
         "version": "1.6.1",
         "namespace": "kuberay-system",
         "image": IMAGE,
-        "placement": placement("system"),
+        "placement": placement(NodePool(name="system")),
         "kubernetes_api": ("10.0.0.1/32",),
     }
     return KubeRayArgs(**wanted | changes)

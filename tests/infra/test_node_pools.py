@@ -5,7 +5,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from infra.capacity.pools import NodePool, gpu_capacity, placement
+from infra.capacity.pools import NodePool, gpu_capacity, gpu_taint, placement
 from infra.kubernetes.images import ImageReference
 from infra.rendering.recording import RecordedResource, record
 from infra.shared_platform.device_plugin import DevicePlugin, DevicePluginArgs
@@ -33,9 +33,11 @@ def test_node_gets_the_label_of_its_pool() -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "v100", "l40s", "h100-1g-10gb"])
 def test_pod_of_a_pool_tolerates_the_taints_of_its_nodes(name: str) -> None:
-    pool = NodePool(name=name, accelerator=ACCELERATORS[name], nodes=("n-1",))
+    accelerator = ACCELERATORS[name]
+    taint = gpu_taint(accelerator.resource) if accelerator.resource else {}
+    pool = NodePool(name=name, accelerator=accelerator, nodes=("n-1",), taint=taint)
     taints = patches(pool)["n-1"].get("spec", {}).get("taints", [])
-    pod = placement(name, gpu_resource=pool.accelerator.resource)
+    pod = placement(pool)
     assert [taint["key"] for taint in taints] == [toleration["key"] for toleration in pod["tolerations"]]
     assert pod["nodeSelector"] == pool.labels
 
@@ -72,8 +74,11 @@ def test_device_plugin_runs_on_gpu_nodes_only() -> None:
     kubernetes_validate.validate(resources, "1.35", strict=True)
     pod = resources["spec"]["template"]["spec"]
     required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    (expression,) = required["nodeSelectorTerms"][0]["matchExpressions"]
-    assert (expression["key"], expression["values"]) == ("cloister.dev/pool", ["v100", "a10g"])
+    selected = [expression for term in required["nodeSelectorTerms"] for expression in term["matchExpressions"]]
+    assert [(each["key"], each["values"]) for each in selected] == [
+        ("cloister.dev/pool", ["v100"]),
+        ("cloister.dev/pool", ["a10g"]),
+    ]
     assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu"]
 
 

@@ -353,8 +353,9 @@ def test_only_workers_of_the_http_engine_mount_its_api_key() -> None:
 
 def test_service_loads_and_completes_the_templates(tmp_path: Any) -> None:
     catalogue = parse_catalogue({"models": [{"id": "Org/Demo 1", "source": "/models/demo"}]})
-    for name, content in ray_job_templates(catalogue, args()).items():
-        (tmp_path / name).write_text(content)
+    for files in ray_job_templates(catalogue, args()).values():
+        for name, content in files.items():
+            (tmp_path / name).write_text(content)
     templates = load_templates(tmp_path, catalogue, namespace=NAMES.jobs_namespace)
     demo = catalogue["Org/Demo 1"]
     spec = JobSpec(

@@ -34,7 +34,7 @@ class Cluster:
         return self._lists[path.rpartition("/")[2]]
 
     def find(self, path: str) -> JsonObject | None:
-        return self._objects[path]
+        return self._objects.get(path)
 
 
 def node(name: str, pool: str = "", *, taint: bool = True, ready: str = "True", **allocatable: Any) -> JsonObject:
