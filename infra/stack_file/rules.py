@@ -25,6 +25,7 @@ from infra.stack_file.sections import (
     BundledDatabaseSection,
     BundledObjectStoreSection,
     CloudNativePgSection,
+    DurabilitySection,
     ExternalDatabaseSection,
     ImageWeightsSection,
     LimitsSection,
@@ -45,6 +46,8 @@ Models = Mapping[int, CatalogueModel]
 Problems = Iterator[str]
 
 _POOL_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+_DEVELOPMENT: Final = "dev"
+"""Environment whose data may be lost."""
 _TLS_MODES: Final = ("require", "verify-ca", "verify-full")
 
 
@@ -66,6 +69,7 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
     if pools:
         yield from limit_rules(sections, models, pools)
     yield from data_rules(sections)
+    yield from durability_rules(sections)
     yield from transport_rules(sections, models)
     api: ApiSection | None = sections.get("api")
     if api and api.max_replicas < api.replicas:
@@ -222,16 +226,9 @@ def limit_rules(sections: Sections, models: Models, pools: Mapping[str, NodePool
 
 def data_rules(sections: Sections) -> Problems:
     """Check the database against TLS and the place of its backups."""
-    database, store = sections.get("database"), sections.get("object_store")
-    if isinstance(database, CloudNativePgSection):
-        for name in ("backup", "recovery"):
-            if getattr(database, name) and isinstance(store, BundledObjectStoreSection):
-                yield (
-                    f"database.{name}: needs object_store.kind s3: the bundled object store is lost with the same "
-                    "cluster; name an S3 bucket, or leave this out"
-                )
-        if database.recovery and not database.backup:
-            yield "database.recovery: reads from the backups' location; add database.backup"
+    database = sections.get("database")
+    if isinstance(database, CloudNativePgSection) and database.recovery and not database.backup:
+        yield "database.recovery: reads from the backups' location; add database.backup"
     if isinstance(database, ExternalDatabaseSection):
         url = urlsplit(database.url)
         if database.service_role == unquote(url.username or ""):
@@ -244,6 +241,23 @@ def data_rules(sections: Sections) -> Problems:
             yield (
                 f"database.ca_certificate: is required with sslmode={mode}: the certificate of the server's authority; "
                 "or set trust.ca_bundle"
+            )
+
+
+def durability_rules(sections: Sections) -> Problems:
+    """Check that data outside of development has more than one copy, except where the stack file allows one."""
+    durability: DurabilitySection | None = sections.get("durability")
+    if durability is None or sections.get("environment") in (None, _DEVELOPMENT):
+        return
+    kept_once = (
+        ("database", BundledDatabaseSection, "Postgres", "cloudnative_pg or external"),
+        ("object_store", BundledObjectStoreSection, "object store", "s3"),
+    )
+    for name, bundled, title, instead in kept_once:
+        if isinstance(sections.get(name), bundled) and name not in durability.allow_single_copy:
+            yield (
+                f"{name}.kind: the bundled {title} keeps one copy on one volume, which is for environment dev; "
+                f"use {instead}, or add {name} to durability.allow_single_copy"
             )
 
 

@@ -52,7 +52,10 @@ class BundledDatabaseSection(Section):
 
 
 class BackupSection(Section):
-    """Base backups and the write-ahead log in the stack's object store; needs CloudNativePG's Barman Cloud plugin."""
+    """Base backups and the write-ahead log in the stack's object store; needs CloudNativePG's Barman Cloud plugin.
+
+    In the bundled object store they protect against mistakes and a lost database volume, not against a lost cluster.
+    """
 
     schedule: CronSchedule = key(
         "start of a base backup, a cron schedule of six fields, from seconds to weekday",
@@ -274,6 +277,17 @@ class TransportSection(Section):
     )
 
 
+class DurabilitySection(Section):
+    """Copies of the data. Outside of the environment `dev`, one volume is not enough for data that must last."""
+
+    allow_single_copy: list[Literal["database", "object_store"]] = key(
+        "exceptions: `database` and `object_store` (the bundled ones keep one copy on one volume, and a lost volume "
+        "loses all of it)",
+        ["object_store"],
+        default=[],
+    )
+
+
 class TrustSection(Section):
     """Private certificate authorities, which the pods of service and jobs trust besides the public ones."""
 
@@ -303,6 +317,7 @@ class StackFile(Section):
     object_store: ObjectStoreSection = key("see below", {}, default=BundledObjectStoreSection(kind="bundled"))
     models: Annotated[list[ModelEntry], Field(min_length=1)] = key("the models; see below", [])
     transport: TransportSection = key("see below", {}, default=TransportSection())
+    durability: DurabilitySection = key("see below", {}, default=DurabilitySection())
     trust: TrustSection = key("see below", {}, default=TrustSection())
     model_weights: ModelWeightsSection = key("see below", {}, default=ImageWeightsSection(kind="image"))
     api: ApiSection = key("see below", {}, default=ApiSection())

@@ -14,7 +14,7 @@ from infra.kubernetes.naming import StackNames
 from infra.rendering.recording import Recording, record
 from infra.stack_file.sections import BackupSection, RecoverySection
 from infra.tenancy.credentials import ObjectStoreLogin
-from tests.infra.previewed_stacks import preview
+from tests.infra.previewed_stacks import changed, preview, preview_values, stack_text
 
 NAMES = StackNames(customer="acme", environment="prod")
 IMAGE = ImageReference.parse("registry.example/postgresql@sha256:" + "0" * 64)
@@ -100,6 +100,18 @@ def test_scheduled_backups_use_the_object_store_of_the_stack() -> None:
     assert store["configuration"]["destinationPath"] == "s3://batch/acme/prod/database"
     assert (store["retentionPolicy"], schedule["schedule"]) == ("14d", "0 0 3 * * *")
     assert spec(recording, "Cluster")["plugins"][0]["parameters"]["barmanObjectName"] == "database-backups"
+
+
+def test_backups_can_use_the_bundled_object_store() -> None:
+    database = {"kind": "cloudnative_pg", "backup": {}}
+    recording = preview_values(changed(database=database), stack_text().secret_keys)
+
+    location = spec(recording, "ObjectStore")["configuration"]
+    assert location["endpointURL"] == "http://object-store.cloister-acme-dev.svc:7070"
+    assert location["destinationPath"] == "s3://cloister-acme-dev/acme/dev/database"
+    key = recording.named("database-backup-key")
+    assert key.inputs["stringData"]["access_key_id"] == "cloister-acme-dev"
+    assert any(urn.endswith("::object-store-setup") for urn in key.dependencies)
 
 
 def test_cluster_without_backups_needs_no_plugin() -> None:

@@ -149,7 +149,6 @@ def test_repr_of_the_configuration_hides_secrets() -> None:
 @pytest.mark.parametrize(
     ("key", "section"),
     [
-        ("database.backup", {"database": {"kind": "cloudnative_pg", "backup": {}}}),
         ("database.recovery", {"database": {"kind": "cloudnative_pg", "recovery": {"from_server": "database"}}}),
         ("database.recovery.from_server", {"database": recovery_from("Database 1")}),
         ("database.recovery.from_server", {"database": recovery_from("d" * 41)}),
@@ -350,13 +349,26 @@ def test_clear_text_is_refused_unless_the_stack_file_allows_it(
     allowed: str, key: str, sections: dict[str, Any]
 ) -> None:
     own, secrets = stack_text(OWN).values, stack_text(OWN).secret_keys
-    images = stack_text().values["images"] | own["images"]
-    network = own["network"] | {"endpoint_networks": ["10.50.0.10/32"]}
-    refused = problems(changed(OWN, images=images, network=network, **sections), secrets)
+    sections |= {
+        "images": stack_text().values["images"] | own["images"],
+        "network": own["network"] | {"endpoint_networks": ["10.50.0.10/32"]},
+        "durability": {"allow_single_copy": ["database", "object_store"]},
+    }
+    refused = problems(changed(OWN, **sections), secrets)
     assert set(refused) == {key}
     assert f"add {allowed} to transport.allow_clear_text" in refused[key]
     transport = {"allow_clear_text": [allowed]}
-    parse(changed(OWN, images=images, network=network, transport=transport, **sections), secrets)
+    parse(changed(OWN, transport=transport, **sections), secrets)
+
+
+@pytest.mark.parametrize("name", ["database", "object_store"])
+def test_bundled_data_service_is_refused_outside_of_development_unless_the_stack_file_allows_it(name: str) -> None:
+    values = changed(environment="prod")
+    both = ["database", "object_store"]
+    refused = problems(values | {"durability": {"allow_single_copy": [each for each in both if each != name]}})
+    assert set(refused) == {f"{name}.kind"}
+    assert f"add {name} to durability.allow_single_copy" in refused[f"{name}.kind"]
+    assert parse(values | {"durability": {"allow_single_copy": both}}).names.environment == "prod"
 
 
 def test_clear_text_to_an_external_database_is_never_allowed() -> None:
