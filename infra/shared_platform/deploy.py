@@ -33,6 +33,7 @@ def deploy_platform(config: StackConfig, opts: pulumi.ResourceOptions) -> tuple[
             names=names,
             repository=file.kuberay.chart.repository,
             version=file.kuberay.chart.version,
+            skip_crds=file.kuberay.chart.skip_crds,
             namespace=file.kuberay.namespace,
             image=file.images.mirrored(file.images.kuberay_operator),
             placement=placement(pools["system"]),

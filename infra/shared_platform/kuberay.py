@@ -27,6 +27,7 @@ class KubeRayArgs:
         names: names of the stack.
         repository: repository of the chart, ``https://…`` or ``oci://…``.
         version: version of the chart.
+        skip_crds: whether the custom resource definitions exist already and belong to nobody's stack.
         namespace: namespace of the operator; the component creates it.
         image: image of the operator.
         placement: ``nodeSelector`` and ``tolerations``.
@@ -40,6 +41,7 @@ class KubeRayArgs:
     names: StackNames
     repository: str
     version: str
+    skip_crds: bool = False
     namespace: str
     image: ImageReference
     placement: Mapping[str, Any]
@@ -93,7 +95,11 @@ def operator_egress(args: KubeRayArgs) -> list[dict[str, Any]]:
 
 
 class KubeRay(pulumi.ComponentResource):
-    """The operator's namespace and its chart, including the custom resource definitions."""
+    """The operator's namespace and its chart.
+
+    The custom resource definitions of the chart are 4 MB in Pulumi's state, and most of the time of a preview. If they
+    are part of the stack, its destruction deletes the RayJobs of all stacks with them.
+    """
 
     resources: tuple[pulumi.Resource, ...]
 
@@ -117,6 +123,7 @@ class KubeRay(pulumi.ComponentResource):
             **source,
             name=CHART,
             version=args.version,
+            skip_crds=args.skip_crds,
             namespace=args.namespace,
             values=operator_values(args),
             opts=pulumi.ResourceOptions(parent=self, depends_on=namespace),

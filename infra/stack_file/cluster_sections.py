@@ -329,6 +329,12 @@ class KubeRayChartSection(Section):
         default="https://ray-project.github.io/kuberay-helm",
     )
     version: str = key("version of the chart", "1.6.1", default="1.6.1")
+    skip_crds: bool = key(
+        "leave KubeRay's custom resource definitions out of the stack: they are installed before it and stay after it, "
+        "and previews are faster (docs/how-to/deploy.md)",
+        True,
+        default=False,
+    )
 
 
 class KubeRaySection(Section):

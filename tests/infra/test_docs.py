@@ -75,6 +75,11 @@ def test_pool_of_the_how_to_is_valid() -> None:
     assert {"v100", "l40s"} <= set(parse(values).file.node_pools.model_dump(exclude_none=True))
 
 
+def test_kuberay_of_the_how_to_is_valid() -> None:
+    [kuberay] = snippets("deploy", "kuberay")
+    assert parse(changed(kuberay=kuberay)).file.kuberay.chart.skip_crds
+
+
 def test_backup_and_recovery_of_the_how_to_are_valid() -> None:
     backup, recovery = snippets("back-up-and-restore", "database")
     for written in (backup, recovery):

@@ -8,6 +8,7 @@ from infra.capacity.pools import NodePool, placement
 from infra.kubernetes.images import ImageReference
 from infra.rendering.recording import record
 from infra.shared_platform.kuberay import KubeRay, KubeRayArgs, operator_egress, operator_values
+from tests.infra.previewed_stacks import changed, preview_values, stack_text
 from tests.infra.ray_job_args import NAMES
 
 IMAGE = ImageReference.parse("registry.example/kuberay/operator@sha256:" + "a" * 64)
@@ -40,6 +41,13 @@ def test_chart_source_follows_the_repository(repository: str, source: dict[str, 
     recording = record(lambda: KubeRay("kuberay", args(repository=repository)) and None)
     [chart] = recording.of_type("kubernetes:helm.sh/v4:Chart")
     assert {key: chart.inputs[key] for key in ("chart", "repositoryOpts") if key in chart.inputs} == source
+
+
+@pytest.mark.parametrize("skip_crds", [False, True])
+def test_definitions_are_part_of_the_stack_unless_they_are_skipped(*, skip_crds: bool) -> None:
+    values = changed(kuberay={"chart": {"skip_crds": skip_crds}})
+    [chart] = preview_values(values, stack_text().secret_keys).of_type("kubernetes:helm.sh/v4:Chart")
+    assert chart.inputs["skipCrds"] is skip_crds
 
 
 def test_operator_image_has_a_digest() -> None:
