@@ -134,7 +134,9 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self, depends_on=list(store.depends_on)),
             )
             before.append(self._custom_resource(names, backup_store, depends_on=[key]))
-        cluster = self._custom_resource(names, cluster_manifest(args), opts=args.protection.options(self, *before))
+        cluster = self._custom_resource(
+            names, cluster_manifest(args), opts=args.protection.never_deleted(self, *before)
+        )
         if schedule:
             self._custom_resource(names, schedule, depends_on=[cluster])
         # The Service of the operator that selects the primary.

@@ -8,9 +8,11 @@ that exists belongs to somebody else.
 
 The provider is the same for both values of ``keep_data``: a stack can change the setting at any time.
 
-Pulumi never deletes a volume claim (``retain_on_delete``), for both values of ``keep_data``. With ``keep_data: false``
-the deletion of the namespace deletes the claim. A change that would replace a claim, such as another storage class,
-fails and leaves the claim unchanged:
+Pulumi never deletes a volume claim or a CloudNativePG cluster (``retain_on_delete``), for both values of ``keep_data``:
+a recovery names another cluster, and the old one has the only copy of what the recovery left out. With
+``keep_data: false`` the deletion of the namespace deletes them.
+
+A change that would replace a claim, such as another storage class, fails and leaves the claim unchanged:
 
 - With ``keep_data: true`` the claim is protected, and Pulumi refuses the replacement in the preview.
 - With ``keep_data: false`` Pulumi creates the replacement first (``delete_before_replace=False``). It has the same
@@ -43,7 +45,7 @@ class DataProtection:
     keep_data: bool
 
     def options(self, parent: pulumi.Resource, *depends_on: pulumi.Resource) -> pulumi.ResourceOptions:
-        """Return the options of an object that holds data.
+        """Return the options of an object that holds data, which a destroy deletes with ``keep_data: false``.
 
         Args:
             parent: the component of the object.
@@ -56,6 +58,16 @@ class DataProtection:
             protect=self.keep_data,
             retain_on_delete=self.keep_data,
         )
+
+    def never_deleted(self, parent: pulumi.Resource, *depends_on: pulumi.Resource) -> pulumi.ResourceOptions:
+        """Return the options of an object that holds data, which only the deletion of its namespace deletes.
+
+        Args:
+            parent: the component of the object.
+            depends_on: resources to create first.
+        """
+        kept = pulumi.ResourceOptions(retain_on_delete=True, delete_before_replace=False)
+        return pulumi.ResourceOptions.merge(self.options(parent, *depends_on), kept)
 
 
 def data_volume(
@@ -84,7 +96,6 @@ def data_volume(
         "resources": {"requests": {"storage": storage}},
         **({"storageClassName": storage_class} if storage_class else {}),
     }
-    never_deleted = pulumi.ResourceOptions(retain_on_delete=True, delete_before_replace=False)
     return core.v1.PersistentVolumeClaim(
         name,
         metadata=meta.v1.ObjectMetaArgs(
@@ -95,5 +106,5 @@ def data_volume(
             annotations={"pulumi.com/skipAwait": "true"},
         ),
         spec=spec,
-        opts=pulumi.ResourceOptions.merge(protection.options(parent), never_deleted),
+        opts=protection.never_deleted(parent),
     )

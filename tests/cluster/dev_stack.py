@@ -88,10 +88,19 @@ class Deployment:
             summary = self.stack.preview(refresh=refresh).change_summary
         return {str(getattr(kind, "value", kind)): count for kind, count in summary.items() if "same" not in str(kind)}
 
-    def unprotect(self) -> None:
-        """Run `pulumi state unprotect --all`, which the Automation API lacks."""
-        stack = self.stack
-        command = [str(self.engine.programs / "bin" / "pulumi"), "state", "unprotect", "--all", "--yes"]
+    def urn(self, name: str) -> str:
+        """Return the URN of the resource with this logical name."""
+        resources = self.stack.export_stack().deployment["resources"]
+        return str(next(each["urn"] for each in resources if each["urn"].endswith(f"::{name}")))
+
+    def unprotect(self, name: str = "") -> None:
+        """Run `pulumi state unprotect`, which the Automation API lacks.
+
+        Args:
+            name: logical name of the resource; empty for all resources.
+        """
+        stack, chosen = self.stack, self.urn(name) if name else "--all"
+        command = [str(self.engine.programs / "bin" / "pulumi"), "state", "unprotect", chosen, "--yes"]
         environment = {**stack.workspace.env_vars, "PULUMI_HOME": str(self.engine.directory / "home")}
         subprocess.run([*command, "--stack", "dev"], cwd=stack.workspace.work_dir, env=environment, check=True)
 

@@ -135,3 +135,7 @@ def test_cluster_is_protected_and_kept_if_the_stack_keeps_its_data() -> None:
     assert recorded().named("database-cluster").protect
     assert recorded().named("database-cluster").retain_on_delete
     assert not recorded(keep_data=False).named("database-cluster").protect
+
+
+def test_cluster_is_never_deleted_by_pulumi() -> None:
+    assert recorded(keep_data=False).named("database-cluster").retain_on_delete
