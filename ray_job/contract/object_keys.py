@@ -7,7 +7,7 @@ batches/{batch_id}/prompt_rules.json  how the engine of its job counts prompts
 batches/{batch_id}/measurement.json   what its job measured
 jobs/{job_id}/prompt_rules.json       how the engine of a job counts prompts
 prompt_rules/{model_key}.json         how the engines of a model count prompts, which jobs cannot write
-stacks/{stack_id}                     a mark of each database that these objects belong to; empty
+stacks/{stack_id}                     a mark of each database that these objects belong to: the head of its audit log
 """
 
 import hashlib

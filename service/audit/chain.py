@@ -138,6 +138,17 @@ def seal_entries(pool: Pool, *, whole_log: bool = False) -> int:
     return len(rows)
 
 
+def newest_head(connection: psycopg.Connection[DictRow]) -> Head | None:
+    """Return the newest seal; None if nothing is sealed."""
+    row = connection.execute(query("audit_head")).fetchone()
+    return Head(seq=row["seq"], sha256=row["sha256"]) if row else None
+
+
+def is_in_chain(connection: psycopg.Connection[DictRow], head: Head) -> bool:
+    """Return whether a head of an earlier time belongs to the history of this database."""
+    return bool(fetch_value(connection, "is_seal", {"seq": head.seq, "sha256": head.sha256}))
+
+
 def position_of(connection: psycopg.Connection[DictRow], seq: int) -> int:
     """Return the position of an entry in the chain, by its sequence number.
 

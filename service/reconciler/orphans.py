@@ -4,7 +4,11 @@ An upload whose process died before it wrote the row leaves one, and so does a j
 A search lists the object store a few thousand objects a minute, asks the database once for each page which of the old
 objects belong to something, and continues after the last key if the process is replaced. Only the layouts of
 ``ray_job.contract.object_keys`` that hold work of projects are searched: weights, backups and prompt rules can be in
-the same bucket. Nothing is deleted while another database has marked the object store as its own.
+the same bucket.
+
+Each database marks the object store as its own, with the head of its audit log. Nothing is deleted while there is a
+mark of another database, or of a later state of this one: after a restore, objects of the lost time look like orphans,
+and a second restore to a later moment needs them.
 
 An object is old enough when no upload, lease or signed URL that was valid at its last change can still matter. A file
 is written before its row, within one request; a batch has its row before its objects.
@@ -21,6 +25,7 @@ import psycopg
 import structlog
 
 from ray_job.contract.object_keys import STACKS_PREFIX, stack_key
+from service.audit.chain import Head, is_in_chain, newest_head
 from service.audit.log import RETENTION
 from service.db import query
 from service.errors import ObjectNotFoundError, ObjectStoreError
@@ -38,8 +43,15 @@ SHARED_STORE: Final = (
     "orphans here. If another stack uses it, give each its own bucket or prefix. If the other database is gone for "
     "ever, delete the objects under stacks/ that are listed here"
 )
+RESTORED: Final = (
+    "orphans are not deleted, because the object store was used with a later state of this database: it was restored, "
+    "and objects of the lost time look like orphans. If you keep this state of the database for ever, delete the "
+    "objects under stacks/ that are listed here"
+)
 INTERVAL_S: Final = 6 * 3600
 _PASS_INTERVAL_S: Final = 60.0
+# A restore to a moment after the last mark is not noticed. Each mark is one more version on a bucket with versions.
+_MARK_INTERVAL: Final = timedelta(hours=1)
 _PAGE: Final = 1_000
 # Objects that a pass looks at. Ten million take about three hours.
 _PAGES_PER_PASS: Final = 50
@@ -72,11 +84,16 @@ def search(backends: Backends, over: Event, *, pages: int = _PAGES_PER_PASS) -> 
     """
     with backends.pool.connection() as connection:
         row = connection.execute(query("orphan_search")).fetchone()
-    others = _other_stacks(backends.store, row["stack_id"]) if row else []
-    if row is None or not row["is_due"]:
+    if row is None:
         return
-    if others:
-        logger.error("orphans.shared_store", reason=SHARED_STORE, stacks=others)
+    others, is_restored = _marks(backends, row["stack_id"])
+    if not row["is_due"]:
+        return
+    if others or is_restored:
+        if others:
+            logger.error("orphans.shared_store", reason=SHARED_STORE, stacks=others)
+        if is_restored:
+            logger.error("orphans.restored_database", reason=RESTORED, stacks=[stack_key(row["stack_id"])])
         with backends.pool.connection() as connection:
             connection.execute(query("record_orphan_search"), {"last_key": "", "pause_s": INTERVAL_S})
         return
@@ -100,13 +117,23 @@ def search(backends: Backends, over: Event, *, pages: int = _PAGES_PER_PASS) -> 
             return
 
 
-def _other_stacks(store: ObjectStore, stack_id: str) -> list[str]:
-    """Return the keys with which other databases have marked the object store as theirs, and mark it as ours."""
-    own = stack_key(stack_id)
-    found = list(store.keys(STACKS_PREFIX))
-    if own not in found:
-        store.put(own, [])
-    return [key for key in found if key != own]
+def _marks(backends: Backends, stack_id: str) -> tuple[list[str], bool]:
+    """Return the marks of other databases, and whether the own one is of a later state; renew it if it is not.
+
+    Args:
+        backends: the backends.
+        stack_id: id of this database; a restored one has the same.
+    """
+    own, store = stack_key(stack_id), backends.store
+    found = {each.key: each.modified_at for each in store.objects(STACKS_PREFIX)}
+    marked = b"".join(store.read(own)).decode() if own in found else ""
+    with backends.pool.connection() as connection:
+        is_restored = bool(marked) and not is_in_chain(connection, Head.parse(marked))
+        head = newest_head(connection)
+    is_due = own not in found or datetime.now(UTC) - found[own] > _MARK_INTERVAL
+    if is_due and not is_restored:
+        store.put(own, [str(head).encode()] if head else [])
+    return [key for key in found if key != own], is_restored
 
 
 def _abort_uploads(backends: Backends, old: datetime) -> None:

@@ -89,9 +89,13 @@ class Deployment:
         return {str(getattr(kind, "value", kind)): count for kind, count in summary.items() if "same" not in str(kind)}
 
     def urn(self, name: str) -> str:
-        """Return the URN of the resource with this logical name."""
+        """Return the URN of a resource.
+
+        Args:
+            name: logical name, with the end of the type and ``::`` before it if several resources have the name.
+        """
         resources = self.stack.export_stack().deployment["resources"]
-        return str(next(each["urn"] for each in resources if each["urn"].endswith(f"::{name}")))
+        return str(next(each["urn"] for each in resources if each["urn"].endswith((f"::{name}", f":{name}"))))
 
     def unprotect(self, name: str = "") -> None:
         """Run `pulumi state unprotect`, which the Automation API lacks.

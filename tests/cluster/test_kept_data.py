@@ -89,6 +89,28 @@ def test_state_of_an_older_release_keeps_its_objects(deployment: Deployment, api
     assert deployment.planned() == {}
 
 
+def test_new_image_of_the_database_keeps_its_claim(deployment: Deployment, api: KubernetesApi) -> None:
+    before = uids(api)
+    postgres = deployment.values["images"]["postgres"].partition("@")[0] + "@sha256:" + "8" * 64
+    deployment.values |= {"images": deployment.values["images"] | {"postgres": postgres}}
+    deployment.up()
+    assert uids(api) == before
+
+
+def test_move_to_a_new_major_version_replaces_the_deleted_claim_only(
+    deployment: Deployment, api: KubernetesApi
+) -> None:
+    before = uids(api)
+    api.delete("apps/v1", "StatefulSet", "database", SERVICE)
+    api.delete("v1", "PersistentVolumeClaim", "database-data", SERVICE)
+    api.wait_until_gone("v1", "PersistentVolumeClaim", "database-data", SERVICE, within_s=60)
+    deployment.stack.refresh(target=[deployment.urn("database-data"), deployment.urn("StatefulSet::database")])
+    deployment.up()
+    after = uids(api)
+    assert {name for name in before if after[name] != before[name]} == {"database-data"}
+    assert deployment.planned() == {}
+
+
 @pytest.mark.parametrize(("keep_data", "reason"), [(True, "marked for protection"), (False, "field conflict")])
 def test_changed_storage_class_is_refused(
     deployment: Deployment, api: KubernetesApi, *, keep_data: bool, reason: str

@@ -20,6 +20,7 @@ from ray_job.contract.object_keys import batch_prefix, file_key, new_part_key, p
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.adapters.memory_object_store import MemoryObjectStore
 from service.api_keys import create_api_key
+from service.audit.chain import newest_head, seal_entries
 from service.audit.log import OPERATOR
 from service.backends import Backends
 from service.cli.app import main
@@ -227,6 +228,33 @@ def test_stack_with_another_database_does_not_lose_its_objects(stack: Stack, *, 
     assert keys(stack) == ["files/a"]
     assert stack.sql("SELECT due_at > now() + interval '5 h' AS rests FROM orphan_search") == [{"rests": True}]
     stack.store.delete("stacks/0a")
+    search_now(stack)
+    assert keys(stack) == []
+
+
+def test_mark_of_a_database_is_renewed_with_the_head_of_its_audit_log(stack: Stack) -> None:
+    search_now(stack)
+    [mark] = stack.store.keys("stacks/")
+    stack.sql("INSERT INTO audit_log (actor, type, object_id) VALUES ('operator', 'key.created', 'k')")
+    seal_entries(stack.pool)
+    search_now(stack)
+    assert b"".join(stack.store.read(mark)) == b""
+    age(stack, mark, hours=2)
+    search_now(stack)
+    with stack.pool.connection() as connection:
+        assert b"".join(stack.store.read(mark)) == str(newest_head(connection)).encode()
+
+
+def test_restored_database_does_not_delete_objects_of_the_lost_time(stack: Stack) -> None:
+    search_now(stack)
+    [mark] = stack.store.keys("stacks/")
+    stack.store.put(mark, [f"7:{'0' * 64}".encode()])  # the head of entries that the restored database lacks
+    stack.store.put("files/a", [b"of the lost time"])
+    age(stack, "files/a")
+    for _ in range(2):
+        search_now(stack)
+    assert keys(stack) == ["files/a"]
+    stack.store.delete(mark)
     search_now(stack)
     assert keys(stack) == []
 

@@ -44,6 +44,9 @@ ORDER BY minute
 -- name: audit_head
 SELECT position, seq, sha256 FROM audit_seals ORDER BY position DESC LIMIT 1
 
+-- name: is_seal
+SELECT EXISTS (SELECT FROM audit_seals WHERE seq = %(seq)s AND sha256 = %(sha256)s)
+
 -- name: unsealed_audit_log
 -- Entries after the one that was sealed so many positions ago, in their order; all entries without that position.
 SELECT audit_log.* FROM audit_log
