@@ -161,6 +161,10 @@ class Settings(BaseSettings):
     """The most uploads and partial results of more than 1 MiB that an API process handles at a time for one API key."""
 
     # Clients.
+    trusted_proxies: Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_networks)] = (
+        Field(default=(), validation_alias="CLOISTER_TRUSTED_PROXIES")
+    )
+    """Networks of the proxies that may state the address of a client in ``X-Forwarded-For``, e.g. ``10.0.5.0/24``."""
     max_key_days: int = Field(0, ge=0, le=36_500, validation_alias="CLOISTER_MAX_KEY_DAYS")
     """Days after which any API key expires, counted from its creation; 0 for no limit."""
 

@@ -62,6 +62,7 @@ def deploy_batch_service(
         retention_days=file.retention_days,
         workspace_gib=file.workspace_gib,
         max_key_days=file.api.max_key_days,
+        trusted_proxies=tuple(file.api.trusted_proxies),
         oidc=file.oidc.model_dump_json(exclude_none=True) if file.oidc else "",
         webhook_networks=tuple(file.network.webhook_networks),
         log_level=file.log_level,

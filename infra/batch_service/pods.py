@@ -53,6 +53,7 @@ class ServiceSettings:
         workspace_gib: disk of each pod of API and reconciler for uploads and for results that are being assembled, in
             GiB.
         max_key_days: days after which any API key expires; None for no limit.
+        trusted_proxies: networks of the proxies that may state a client's address.
         oidc: the section ``oidc`` as JSON; empty without it.
         webhook_networks: networks of webhook receivers.
         log_level: lowest level that is logged.
@@ -76,6 +77,7 @@ class ServiceSettings:
     retention_days: int
     workspace_gib: int
     max_key_days: int | None
+    trusted_proxies: tuple[str, ...]
     oidc: str
     webhook_networks: tuple[str, ...]
     log_level: str
@@ -87,6 +89,8 @@ class ServiceSettings:
 def api_pod(settings: ServiceSettings) -> dict[str, Any]:
     """Return the pod template of the API."""
     environment = {"CLOISTER_PORT": str(API_PORT), "CLOISTER_WORKSPACE_GIB": str(settings.workspace_gib)}
+    if settings.trusted_proxies:
+        environment["CLOISTER_TRUSTED_PROXIES"] = ",".join(settings.trusted_proxies)
     if settings.oidc:
         environment["CLOISTER_OIDC"] = settings.oidc
     return _server_pod(

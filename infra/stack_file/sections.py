@@ -17,6 +17,7 @@ from infra.stack_file.cluster_sections import (
 )
 from infra.stack_file.values import (
     Certificates,
+    Cidr,
     Cidrs,
     ClusterName,
     CronSchedule,
@@ -206,6 +207,13 @@ class ApiSection(Section):
     max_replicas: Annotated[int, Field(ge=2)] = key("the most pods under load", 8, default=4, unit="pods")
     ingress: IngressSection | None = key(
         "see below; without it only clients inside the cluster can reach the API", {}, default=None
+    )
+    trusted_proxies: list[Cidr] = key(
+        "addresses of the ingress controller, and of load balancers in front of it, as the next one sees them. The "
+        "audit log and the limit of wrong keys then take the client's address from their `X-Forwarded-For`; whoever "
+        "connects from these addresses can state any",
+        ["10.0.5.0/24"],
+        default=[],
     )
     client_namespaces: list[DnsLabel] = key(
         "namespaces whose pods may call the API inside the cluster", ["acme-etl"], default=[]

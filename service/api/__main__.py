@@ -21,7 +21,9 @@ def main() -> int:
         configure_logging(settings.log_level)
         with open_backends(settings) as backends:
             app = create_app(backends)
-            config = server_config(app, host=settings.host, port=settings.port)
+            config = server_config(
+                app, host=settings.host, port=settings.port, trusted_proxies=settings.trusted_proxies
+            )
             server = Server(config, app.state.watching)
             # On SIGINT uvicorn shuts down as on SIGTERM, then raises KeyboardInterrupt.
             with contextlib.suppress(KeyboardInterrupt):

@@ -2,7 +2,8 @@
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from ipaddress import IPv4Network, IPv6Network
 
 import uvicorn
 from fastapi import FastAPI
@@ -89,13 +90,17 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
     return app
 
 
-def server_config(app: ASGIApp, *, host: str, port: int) -> uvicorn.Config:
+def server_config(
+    app: ASGIApp, *, host: str, port: int, trusted_proxies: Sequence[IPv4Network | IPv6Network] = ()
+) -> uvicorn.Config:
     """Return the configuration of the server of an application.
 
     Args:
         app: the application.
         host: the address to listen on.
         port: the TCP port; 0 for any that is free.
+        trusted_proxies: networks of the proxies that may state a client's address in ``X-Forwarded-For``. The client
+            is the right-most address there that is in none of them. Source: https://uvicorn.dev/deployment/
     """
     return uvicorn.Config(
         app,
@@ -105,8 +110,10 @@ def server_config(app: ASGIApp, *, host: str, port: int) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        # Any client can send the headers of a proxy, so they do not change the address that wrong keys are counted by.
-        proxy_headers=False,
+        # Any client can send the headers of a proxy, so they do not change the address that wrong keys are counted by,
+        # unless they come from a proxy that the operator names.
+        proxy_headers=bool(trusted_proxies),
+        forwarded_allow_ips=[str(network) for network in trusted_proxies],
         ws="none",
         # Longer than clients keep idle connections, so that they do not write into a closed one.
         timeout_keep_alive=75,

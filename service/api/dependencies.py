@@ -4,6 +4,7 @@ Each route takes the one of ``ReadAccess``, ``SubmitAccess`` and ``AdminAccess``
 """
 
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Annotated, Final
 
 from fastapi import Depends, Request, Security
@@ -46,11 +47,16 @@ def _wrong_keys(request: Request) -> WrongKeys:
 
 
 def client_address(request: Request) -> str:
-    """Return the IP address that the request came from; behind an ingress, that of the ingress. Empty for a socket.
+    """Return the IP address that the request came from; behind a trusted proxy, the client's. Empty if it is unknown.
 
     Wrong keys are counted by it, and the audit log records it.
     """
-    return request.client.host if request.client else ""
+    host = request.client.host if request.client else ""
+    try:
+        # A proxy may forward anything, also in the zone of an IPv6 address.
+        return str(ip_address(host.partition("%")[0]))
+    except ValueError:
+        return ""
 
 
 def _access_with(scope: Scope) -> Callable[..., Access]:

@@ -207,6 +207,15 @@ def test_api_and_reconciler_get_the_size_of_their_workspace(name: str) -> None:
     assert environment(previewed(workspace_gib=40), name)["CLOISTER_WORKSPACE_GIB"] == "40"
 
 
+def test_api_trusts_the_proxies_of_the_stack_file_only() -> None:
+    recording = previewed(api={"trusted_proxies": ["10.0.5.0/24", "fd12::/64"]})
+    assert [str(proxy) for proxy in read_settings(environment(recording, "api")).trusted_proxies] == [
+        "10.0.5.0/24",
+        "fd12::/64",
+    ]
+    assert read_settings(environment(previewed(), "api")).trusted_proxies == ()
+
+
 def test_issuer_of_tokens_reaches_the_api_only() -> None:
     oidc = {
         "issuer": "https://login.acme.example",

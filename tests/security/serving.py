@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from ipaddress import ip_network
 
 from fastapi import FastAPI
 
@@ -11,9 +12,11 @@ from service.api.app import Server, server_config
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app: FastAPI, *, trusted_proxies: Sequence[str] = ()) -> Iterator[str]:
     """Serve an application, and yield its URL."""
-    server = Server(server_config(app, host="127.0.0.1", port=0), app.state.watching)
+    proxies = tuple(ip_network(proxy) for proxy in trusted_proxies)
+    config = server_config(app, host="127.0.0.1", port=0, trusted_proxies=proxies)
+    server = Server(config, app.state.watching)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
