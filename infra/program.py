@@ -199,6 +199,8 @@ def _network_args(config: StackConfig, postgres: DatabaseConnection, store: Obje
         monitoring_namespace=network.monitoring_namespace or "",
         oidc_networks=tuple(network.oidc_networks),
         webhook_networks=tuple(network.webhook_networks),
+        syslog_networks=tuple(file.audit_export.networks) if file.audit_export else (),
+        syslog_port=file.audit_export.syslog_port if file.audit_export else 0,
         endpoint_networks=tuple(network.endpoint_networks) if endpoints else (),
         endpoint_ports=tuple(sorted({port(url) for url in endpoints})),
     )

@@ -6,16 +6,26 @@ from typing import Any, Final
 import pulumi
 from pulumi_kubernetes import apps, autoscaling, batch, core, meta, networking, policy
 
-from infra.batch_service.pods import MODELS, ServiceSettings, api_pod, coordinator_pod, migrations_pod, reconciler_pod
+from infra.batch_service.pods import (
+    MODELS,
+    ServiceSettings,
+    api_pod,
+    audit_export_pod,
+    coordinator_pod,
+    migrations_pod,
+    reconciler_pod,
+)
 from infra.kubernetes.naming import StackNames
-from infra.stack_file.sections import IngressSection
-from infra.tenancy.rbac import MIGRATIONS
+from infra.stack_file.sections import AuditExportSection, IngressSection
+from infra.tenancy.rbac import AUDIT_EXPORT, MIGRATIONS
 from ray_job.contract.cluster import API, API_SERVICE_PORT, COORDINATOR, COORDINATOR_PORT, RECONCILER
 
 _RECONCILERS: Final = 2  # a leader and a standby
 _COORDINATORS: Final = 1  # jobs repeat their requests
 _CPU_PERCENT: Final = 70
 _MIGRATIONS_S: Final = 1_800
+_AUDIT_EXPORT_SCHEDULE: Final = "*/5 * * * *"
+_AUDIT_EXPORT_S: Final = 3_600
 # The largest file that the API accepts, and its multipart form.
 _MAX_BODY: Final = "210m"
 _UPLOAD_S: Final = "3600"
@@ -34,6 +44,7 @@ class BatchService(pulumi.ComponentResource):
         replicas: lowest number of API pods.
         max_replicas: highest number of API pods.
         ingress: None for an API inside the cluster only.
+        audit_export: None for no export of the audit log.
         before_migrations: resources to create before the database is migrated.
         opts: options of the component.
 
@@ -53,6 +64,7 @@ class BatchService(pulumi.ComponentResource):
         replicas: int,
         max_replicas: int,
         ingress: IngressSection | None,
+        audit_export: AuditExportSection | None,
         before_migrations: Sequence[pulumi.Resource],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
@@ -72,6 +84,8 @@ class BatchService(pulumi.ComponentResource):
         self._deployment(names, API, replicas, api_pod(settings), after=after, ignore_changes=["spec.replicas"])
         self._deployment(names, RECONCILER, _RECONCILERS, reconciler_pod(settings), after=after)
         self._deployment(names, COORDINATOR, _COORDINATORS, coordinator_pod(settings), after=after)
+        if audit_export:
+            self._audit_export(settings, audit_export, after)
         autoscaler: dict[str, Any] = {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": API},
             "minReplicas": replicas,
@@ -150,6 +164,28 @@ class BatchService(pulumi.ComponentResource):
                 replace_on_changes=["spec"],
                 custom_timeouts=pulumi.CustomTimeouts(create=f"{_MIGRATIONS_S + 60}s"),
             ),
+        )
+
+    def _audit_export(
+        self, settings: ServiceSettings, args: AuditExportSection, after: Sequence[pulumi.Resource]
+    ) -> None:
+        template = audit_export_pod(settings, f"{args.syslog_host}:{args.syslog_port}")
+        spec: dict[str, Any] = {
+            "schedule": _AUDIT_EXPORT_SCHEDULE,
+            # Each run sends everything that is new, so one at a time is enough, and a failed one is not repeated.
+            "concurrencyPolicy": "Forbid",
+            "successfulJobsHistoryLimit": 1,
+            "failedJobsHistoryLimit": 3,
+            "jobTemplate": {
+                "metadata": {"labels": settings.names.labels(AUDIT_EXPORT)},
+                "spec": {"backoffLimit": 0, "activeDeadlineSeconds": _AUDIT_EXPORT_S, "template": template},
+            },
+        }
+        batch.v1.CronJob(
+            AUDIT_EXPORT,
+            metadata=_metadata(settings.names, AUDIT_EXPORT, AUDIT_EXPORT),
+            spec=spec,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=list(after)),
         )
 
     def _deployment(

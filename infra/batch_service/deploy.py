@@ -29,7 +29,7 @@ def deploy_batch_service(
     before_migrations: Sequence[pulumi.Resource],
     opts: pulumi.ResourceOptions,
 ) -> BatchService:
-    """Create API, reconciler, coordinator and migrations.
+    """Create API, reconciler, coordinator, migrations and the export of the audit log.
 
     Args:
         config: the stack file.
@@ -85,6 +85,7 @@ def deploy_batch_service(
         replicas=file.api.replicas,
         max_replicas=file.api.max_replicas,
         ingress=file.api.ingress,
+        audit_export=file.audit_export,
         before_migrations=before_migrations,
         opts=opts,
     )

@@ -1,4 +1,7 @@
-"""Pod templates of API, reconciler, coordinator and migrations. Pure: dicts whose values may be Pulumi outputs."""
+"""Pod templates of API, reconciler, coordinator, migrations and the export of the audit log.
+
+Pure: dicts whose values may be Pulumi outputs.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from infra.data.database import DATABASE_CA
 from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources
 from infra.tenancy import credentials
-from infra.tenancy.rbac import MIGRATIONS
+from infra.tenancy.rbac import AUDIT_EXPORT, MIGRATIONS
 from ray_job.contract.cluster import (
     API,
     API_PORT,
@@ -174,6 +177,25 @@ def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:
     # Migrations do not depend on the digests: another model must not replace the Job, which all pods wait for.
     template["metadata"].pop("annotations")
     template["spec"]["restartPolicy"] = "OnFailure"
+    return template
+
+
+def audit_export_pod(settings: ServiceSettings, syslog_server: str) -> dict[str, Any]:
+    """Return the pod template that sends new entries of the audit log to ``host:port`` of a syslog server."""
+    template = _pod(
+        settings,
+        AUDIT_EXPORT,
+        {
+            "command": ["cloister", "audit", "export", "--syslog-tls", syslog_server],
+            "env": {"CLOISTER_DATABASE_URL": settings.database_url},
+            "resources": resources(cpu="100m", cpu_limit="1", memory="256Mi", ephemeral_storage="256Mi"),
+        },
+        tmp="64Mi",
+        config_maps={},
+        secrets=(credentials.SERVICE_LOGIN,),
+    )
+    # The next run continues where this one stopped.
+    template["spec"]["restartPolicy"] = "Never"
     return template
 
 

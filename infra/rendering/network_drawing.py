@@ -55,6 +55,7 @@ CLOUDNATIVE_PG: Final = NetworkArgs(
     client_namespaces=("acme-etl",),
     oidc_networks=("10.60.0.10/32",),
     webhook_networks=("10.40.0.0/16",),
+    syslog_networks=("10.70.0.10/32",),
     endpoint_networks=("10.50.0.10/32",),
     endpoint_ports=(8000,),
 )
@@ -68,9 +69,8 @@ EXTERNAL: Final = NetworkArgs(
 )
 EXAMPLES: Final[Mapping[str, NetworkArgs]] = {
     "Everything in the cluster: bundled database and object store, an ingress, metrics": BUNDLED,
-    "CloudNativePG with backups to the customer's S3, clients inside the cluster, webhooks, the http engine": (
-        CLOUDNATIVE_PG
-    ),
+    "CloudNativePG with backups to the customer's S3, clients inside the cluster, webhooks, export of the audit log, "
+    "the http engine": (CLOUDNATIVE_PG),
     "The customer's own Postgres and S3": EXTERNAL,
 }
 """The examples of the page, by title."""

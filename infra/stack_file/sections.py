@@ -227,6 +227,17 @@ class ApiSection(Section):
     )
 
 
+class AuditExportSection(Section):
+    """A CronJob that sends new entries of the audit log to a syslog server every five minutes (RFC 5425)."""
+
+    syslog_host: HostName = key(
+        "host name of the syslog server; a public authority or one of `trust.ca_bundle` signed its certificate",
+        "syslog.acme.example",
+    )
+    syslog_port: Annotated[int, Field(ge=1, le=65_535)] = key("TCP port of its TLS listener", 6514, default=6514)
+    networks: Cidrs = key("addresses of the syslog server; pods reach it only there", ["10.70.0.10/32"])
+
+
 class JobsSection(Section):
     """Time limits of the Ray cluster of a job."""
 
@@ -330,6 +341,9 @@ class StackFile(Section):
     model_weights: ModelWeightsSection = key("see below", {}, default=ImageWeightsSection(kind="image"))
     api: ApiSection = key("see below", {}, default=ApiSection())
     oidc: OidcSection | None = key("see below; without it the API accepts API keys only", {}, default=None)
+    audit_export: AuditExportSection | None = key(
+        "see below; without it nothing leaves the stack, and `cloister audit export` runs by hand", {}, default=None
+    )
     jobs: JobsSection = key("see below", {}, default=JobsSection())
     limits: LimitsSection = key("see below", {}, default=LimitsSection())
     keep_data: bool = key(

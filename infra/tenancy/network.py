@@ -20,7 +20,7 @@ DNS_PORT: Final = 53
 RAY_DASHBOARD_PORT: Final = 8265
 _HTTPS: Final = 443
 _CLOUDNATIVE_PG_STATUS: Final = 8000
-_SERVICE: Final = ("api", "reconciler", "coordinator", "migrations")
+_SERVICE: Final = ("api", "reconciler", "coordinator", "migrations", "audit-export")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,8 @@ class NetworkArgs:
         monitoring_namespace: namespace of Prometheus; empty without it.
         oidc_networks: addresses of the public keys of the OpenID Connect issuer.
         webhook_networks: networks of webhook receivers.
+        syslog_networks: addresses of the syslog server that receives the audit log; empty for no export.
+        syslog_port: its port.
         endpoint_networks: networks of the http engine's endpoints.
         endpoint_ports: ports of these endpoints.
     """
@@ -128,6 +130,8 @@ class NetworkArgs:
     monitoring_namespace: str = ""
     oidc_networks: tuple[str, ...] = ()
     webhook_networks: tuple[str, ...] = ()
+    syslog_networks: tuple[str, ...] = ()
+    syslog_port: int = 6514
     endpoint_networks: tuple[str, ...] = ()
     endpoint_ports: tuple[int, ...] = ()
 
@@ -164,6 +168,10 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
         coordinator: "leases and commits",
         pods["migrations"]: "the schema",
     }
+    if args.syslog_networks:
+        export, syslog = pods["audit-export"], Networks(name="syslog server", cidrs=args.syslog_networks)
+        found.append(Flow(source=export, target=syslog, ports=(args.syslog_port,), why="the audit log"))
+        database_clients[export] = "the audit log"
     store_clients: dict[Pods, str] = {
         api: "uploads and downloads",
         reconciler: "validation, plans and results",
@@ -219,7 +227,7 @@ def _cluster_flows(args: NetworkArgs) -> list[Flow]:
         if args.has_database_backups:
             store_port = (args.object_store_port,)
             found.append(Flow(source=instances, target=args.object_store, ports=store_port, why="backups"))
-    service = [stack_pods[component] for component in _SERVICE]
+    service = [stack_pods[component] for component in _SERVICE if component != "audit-export" or args.syslog_networks]
     data = [end for end in (args.database, args.object_store, args.object_store_setup) if isinstance(end, Pods)]
     dns: list[Pods | Networks] = [Pods(name="cluster DNS", namespace=args.dns_namespace)]
     if args.dns_networks:

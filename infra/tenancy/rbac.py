@@ -1,9 +1,9 @@
 """Service accounts of a stack, and the one role among them.
 
 The reconciler runs jobs as RayJobs, and its role allows that and nothing else; ``infra.tenancy.job_networks`` limits
-the network policies that it may create. API, coordinator, migrations and the pods of jobs have accounts without a
-token. No account has a cluster role. For each Ray cluster, KubeRay's operator creates an account for the autoscaler
-with a role that can read and patch pods and Ray clusters in the jobs' namespace.
+the network policies that it may create. API, coordinator, migrations, the export of the audit log and the pods of jobs
+have accounts without a token. No account has a cluster role. For each Ray cluster, KubeRay's operator creates an
+account for the autoscaler with a role that can read and patch pods and Ray clusters in the jobs' namespace.
 """
 
 from typing import Final
@@ -15,7 +15,8 @@ from infra.kubernetes.naming import StackNames
 from ray_job.contract.cluster import API, COORDINATOR, LAUNCHER_RIGHTS, RECONCILER
 
 MIGRATIONS: Final = "migrations"
-SERVICE_ACCOUNTS: Final = (API, RECONCILER, COORDINATOR, MIGRATIONS)
+AUDIT_EXPORT: Final = "audit-export"
+SERVICE_ACCOUNTS: Final = (API, RECONCILER, COORDINATOR, MIGRATIONS, AUDIT_EXPORT)
 
 
 class Rbac(pulumi.ComponentResource):

@@ -5,10 +5,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from infra.rendering.recording import Recording
 from ray_job.contract.rayjobs import template_key
 from service.adapters.rayjob_templates import load_templates
+from service.cli.app import app
 from service.model_catalogue import parse_catalogue
 from service.settings import read_settings
 from tests.infra.previewed_stacks import STACKS, changed, preview, preview_values, stack_text
@@ -228,6 +230,20 @@ def test_issuer_of_tokens_reaches_the_api_only() -> None:
     assert read is not None
     assert read.model_dump(exclude_defaults=True, mode="json") == oidc
     assert not [name for name in ("reconciler", "coordinator") if "CLOISTER_OIDC" in environment(recording, name)]
+
+
+def test_audit_log_is_exported_by_a_pod_with_the_login_of_the_service_only() -> None:
+    recording = previewed(audit_export={"syslog_host": "syslog.acme.example", "networks": ["10.70.0.10/32"]})
+    (job,) = recording.of_type("CronJob")
+    spec = job.inputs["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    _, *arguments = container["command"]
+    assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0
+    assert arguments[-2:] == ["--syslog-tls", "syslog.acme.example:6514"]
+    mounted = {volume["secret"]["secretName"] for volume in spec["volumes"] if "secret" in volume}
+    assert mounted == {"database-service-credentials"}
+    assert spec["serviceAccountName"] in {each.name for each in recording.of_type("ServiceAccount")}
+    assert not previewed().of_type("CronJob")
 
 
 def test_ingress_accepts_large_uploads_with_tls_on_api_paths_only() -> None:

@@ -64,6 +64,14 @@ def test_only_heads_reach_the_coordinator_and_no_pod_of_a_job_reaches_the_databa
     assert connected == {"api", "reconciler", "coordinator", "migrations"}
 
 
+def test_export_of_the_audit_log_alone_reaches_the_syslog_server_and_only_if_there_is_one() -> None:
+    sending = [flow for flow in flows(CLOUDNATIVE_PG) if flow.target.name == "syslog server"]
+    assert [(flow.source.name, flow.ports) for flow in sending] == [("audit-export", (6514,))]
+    reached = {flow.target.name for flow in flows(CLOUDNATIVE_PG) if flow.source.name == "audit-export"}
+    assert reached == {"syslog server", "database", "cluster DNS"}
+    assert "audit-export" not in {flow.source.name for flow in flows(BUNDLED)}
+
+
 def test_all_pods_reach_a_dns_cache_on_its_port_only() -> None:
     args = replace(BUNDLED, dns_networks=("169.254.20.10/32",))
     cached = [flow for flow in flows(args) if flow.target.name == "DNS cache"]
@@ -93,7 +101,8 @@ def test_drawing_has_an_arrow_for_each_flow() -> None:
 def test_every_pod_has_a_policy(name: str) -> None:
     recording = preview(name)
     chosen = [each.inputs["spec"]["podSelector"].get("matchLabels", {}) for each in recording.of_type("NetworkPolicy")]
-    for kind in ("Deployment", "StatefulSet", "batch/v1:Job"):
+    for kind in ("Deployment", "StatefulSet", "batch/v1:Job", "CronJob"):
         for resource in recording.of_type(kind):
-            labels = resource.inputs["spec"]["template"]["metadata"]["labels"].items()
+            spec = resource.inputs["spec"]
+            labels = spec.get("jobTemplate", {"spec": spec})["spec"]["template"]["metadata"]["labels"].items()
             assert any(selector and selector.items() <= labels for selector in chosen), resource.name
