@@ -29,6 +29,7 @@ endef
 
 LINES ?= 4000
 RUNS ?= 1
+CASES ?= 10000
 # Debian packages for a cluster with real nodes; it also needs Go and root.
 CLUSTER_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 buildah debootstrap
 MODEL ?= $(MODEL_DIR)
@@ -36,7 +37,7 @@ IMAGES ?= service ray-cpu ray-v100 ray-cuda13
 NAME_LINES = $(if $(NAMED),2>&1 | sed --unbuffered 's/^/[$@] /')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model clients demo local test unit slow engine engine-stack engine-jobs test-cluster control-plane nodes cluster cluster-down cluster-packages conformance mutation lint typecheck format bench bench-full bench-compare render images lock clean distclean
+.PHONY: help setup model clients demo local test unit slow fuzz engine engine-stack engine-jobs test-cluster control-plane nodes cluster cluster-down cluster-packages conformance mutation lint typecheck format bench bench-full bench-compare render images lock clean distclean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +78,9 @@ unit: setup ## Run the fast tests: no Ray, no engine, at most two minutes on two
 slow: setup ## Run the slow tests that need no engine: processes, load, fuzzing, crashes
 	$(PYTHON) -m pytest -m "slow and not ray" --durations=15 $(ARGS) $(NAME_LINES)
 
+fuzz: setup ## Send 10,000 generated requests to the API and check every answer (CASES=)
+	CLOISTER_FUZZ_CASES=$(CASES) $(PYTHON) -m pytest -m slow tests/integration/test_openapi_fuzz.py
+
 test-cluster: setup model ## Run the whole stack on a real Kubernetes on this machine (Go; nodes need root, see cluster)
 	$(PYTHON) -m tests.cluster.build
 	@$(PYTHON) -m tests.cluster.playground images
@@ -111,10 +115,11 @@ conformance: setup ## Check any server against OpenAI's contract (BASE_URL=, API
 mutation: setup ## Check that unit tests notice changes of the pure core; see docs/mutation.md (AREAS=, SAMPLE=)
 	nice -n 15 $(PYTHON) -m tests.mutation $(AREAS) $(if $(SAMPLE),--sample $(SAMPLE))
 
-lint: setup ## Check style and import rules
+lint: setup ## Check style, security and import rules, and pinned packages for known vulnerabilities
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
+	@$(PYTHON) -m tests.dependency_audit
 
 typecheck: setup ## Check types
 	$(VENV)/bin/mypy
