@@ -30,6 +30,15 @@ from tests.integration.reconciler_harness import KEYS, Stack
 _numbers = itertools.count()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_public_authorities(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Leave the public certificate authorities out: each new HTTP client would parse them all, which takes 20 ms."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("SSL_CERT_FILE", raising=False)
+        environment.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("no-authorities")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def api_pool(postgres_server_url: str, _template_database: str) -> Iterator[Pool]:
     """A database for all API tests of a file; each test has its own project in it."""

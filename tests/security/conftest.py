@@ -1,6 +1,7 @@
 """Fixtures of the other folders that attacks need: API, Postgres and reconciler, and Ray with engines."""
 
 from tests.integration.conftest import (
+    _no_public_authorities,
     _served,
     admin_key,
     api_key,
@@ -16,6 +17,7 @@ from tests.integration.conftest import (
 from tests.ray.conftest import demo_model, make_job, running_ray, short_directory
 
 __all__ = [
+    "_no_public_authorities",
     "_served",
     "admin_key",
     "api_key",

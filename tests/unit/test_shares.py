@@ -107,7 +107,7 @@ def test_lost_segments_are_dropped() -> None:
 
 @settings(deadline=None)
 @given(
-    sizes=st.lists(st.integers(1, 60), max_size=8),
+    sizes=st.lists(st.integers(1, 8), max_size=4),
     engines=st.integers(1, 5),
     order=st.randoms(use_true_random=False),
 )
