@@ -31,6 +31,7 @@ IN_NAMESPACES: Final = (
     "statefulsets.apps",
     "horizontalpodautoscalers.autoscaling",
     "jobs.batch",
+    "cronjobs.batch",
     "ingresses.networking.k8s.io",
     "networkpolicies.networking.k8s.io",
     "poddisruptionbudgets.policy",

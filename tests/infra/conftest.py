@@ -8,7 +8,6 @@ resources::
     assert secret.secrets == {("stringData", "password")}
 """
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +15,10 @@ import pytest
 from pytest_socket import disable_socket, enable_socket
 
 from infra.rendering.recording import Recording
-from infra.rendering.render import record_stack
-
-ROOT = Path(__file__).parents[2]
-STACK_FILES = sorted((ROOT / "Pulumi.dev.yaml", *(ROOT / "docs/stacks").glob("Pulumi.*.yaml")))
+from tests.infra.previewed_stacks import FILES, STACKS, preview
 
 
-@functools.cache
-def _recorded(stack_file: Path) -> Recording:
-    return record_stack(stack_file)
-
-
-@pytest.fixture(params=STACK_FILES, ids=[path.stem.removeprefix("Pulumi.") for path in STACK_FILES])
+@pytest.fixture(params=FILES, ids=STACKS)
 def stack_file(request: pytest.FixtureRequest) -> Path:
     """Each stack file of the repository: the one in the root and the examples of the docs."""
     path: Path = request.param
@@ -37,7 +28,7 @@ def stack_file(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def example(stack_file: Path) -> Recording:
     """The resources that the program requests for each stack file of the repository."""
-    return _recorded(stack_file)
+    return preview(STACKS[FILES.index(stack_file)])
 
 
 @pytest.fixture(autouse=True)

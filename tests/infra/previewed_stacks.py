@@ -9,6 +9,7 @@ from typing import Any
 
 from infra.program import run
 from infra.rendering.recording import Recording, record
+from infra.rendering.render import record_stack
 from infra.stack_file.reading import StackConfig, StackFileText, parse_config, read_stack_file
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,6 @@ def _record(config: tuple[tuple[str, str], ...], secret_keys: frozenset[str]) ->
     return record(run, config=dict(config), secret_keys=secret_keys, stack="dev")
 
 
+@cache
 def preview(name: str = "dev") -> Recording:
-    text = stack_text(name)
-    return preview_values(text.values, text.secret_keys)
+    return record_stack(FILES[STACKS.index(name)])
