@@ -342,7 +342,9 @@ class StackFile(Section):
     api: ApiSection = key("see below", {}, default=ApiSection())
     oidc: OidcSection | None = key("see below; without it the API accepts API keys only", {}, default=None)
     audit_export: AuditExportSection | None = key(
-        "see below; without it nothing leaves the stack, and `cloister audit export` runs by hand", {}, default=None
+        "see below; without it the audit log stays in the stack, unless `cloister audit export` is run by hand",
+        {},
+        default=None,
     )
     jobs: JobsSection = key("see below", {}, default=JobsSection())
     limits: LimitsSection = key("see below", {}, default=LimitsSection())
