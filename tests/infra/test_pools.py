@@ -12,11 +12,10 @@ from infra.rendering.render import record_stack
 from infra.stack_file.reading import ConfigError, parse_config, read_stack_file
 from service.adapters.rayjob_templates import load_templates
 from service.model_catalogue import parse_catalogue
-from tests.infra.conftest import ROOT
 from tests.infra.previewed_stacks import changed, parse
 from tests.infra.ray_job_args import args
 
-GPU_NODES_ONLY = ROOT / "docs/stacks/Pulumi.gpu-nodes-only.yaml"
+GPU_NODES_ONLY = Path(__file__).parents[2] / "docs/stacks/Pulumi.gpu-nodes-only.yaml"
 A10G = {"nodes": ["g-1"], "gpus_per_node": 1, "cpus": 14, "memory_gib": 56}
 SELECTED = {"acme.example/gpu": "a10g"}
 CONFIG_MAP_BYTES = 2**20
