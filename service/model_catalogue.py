@@ -95,8 +95,7 @@ class ModelEntry(Section):
         unit="calls",
     )
     request_timeout_s: Count = key(
-        "the longest time for the answer to one line in the engines `direct` and `http`; a line that takes longer gets "
-        "the error `request_timeout`",
+        "the longest time for the answer to one line; a line that takes longer gets the error `request_timeout`",
         600,
         default=3_600,
         unit="seconds",

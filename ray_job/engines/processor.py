@@ -38,6 +38,8 @@ def processor_engine(model: ModelSpec, requests: "Dataset", *, embeds: bool) -> 
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig
     from transformers import AutoTokenizer, GenerationConfig
 
+    from ray_job.engines.processor_stage import EngineStage
+
     arguments = effective_engine_args(model)
     del arguments["model"], arguments["served_model_name"]
     config = vLLMEngineProcessorConfig(
@@ -73,6 +75,10 @@ def processor_engine(model: ModelSpec, requests: "Dataset", *, embeds: bool) -> 
         preprocess_map_kwargs=stage,
         postprocess_map_kwargs=stage,
     )
+    # A copy, because the stage does not keep its resources when one of its fields is assigned.
+    engine = processor.get_stage_by_name("vLLMEngineStage").model_copy(update={"fn": EngineStage})
+    engine.fn_constructor_kwargs["request_timeout_s"] = model.request_timeout_s
+    processor.stages["vLLMEngineStage"] = engine
     prompts = requests.map_batches(
         Prompts,
         fn_constructor_args=(model.source, defaults),

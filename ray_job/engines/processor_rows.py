@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ray_job.contract.lines import error_body, line_id
 from ray_job.engines.llm_stages import response_row
+from ray_job.rows import timed_out
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
@@ -46,6 +47,10 @@ the token itself for the others in the model's generation config."""
 
 class BodyError(ValueError):
     """A body that vLLM would refuse. The message is the reason."""
+
+
+class RowTimeoutError(Exception):
+    """A row that the engine did not answer in time. The message is the time in seconds."""
 
 
 def sampling_params(endpoint: str, body: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,12 +179,14 @@ def finished_response(
 
 
 def error_response(error: str) -> tuple[int, bytes]:
-    """Return the response to a failed row: 400 for a wrong request, 500 for any other error.
+    """Return the response to a failed row: 400 for a wrong request, none after a timeout, 500 for any other error.
 
     Args:
         error: ``ErrorName: message``.
     """
     name, _, message = error.partition(": ")
+    if name == RowTimeoutError.__name__:
+        return timed_out(float(message))
     if name in _REQUEST_ERRORS:
         return 400, error_body(message, type="BadRequestError", param=None, code=400)
     return 500, error_body(error, type="InternalServerError", param=None, code=500)

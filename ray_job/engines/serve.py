@@ -31,12 +31,12 @@ def serve_engine(model: ModelSpec, requests: "Dataset") -> "Dataset":
         app_name=name,
         batch_size=model.call_rows,
     )
-    stage = {"num_cpus": model.stage_num_cpus}
+    stage, timeout_s = {"num_cpus": model.stage_num_cpus}, model.request_timeout_s
     processor = build_processor(
         config,
         preprocess=lambda row: {
             "method": "answer",
-            "request_kwargs": {"path": row["url"], "body": row["body"].decode()},
+            "request_kwargs": {"path": row["url"], "body": row["body"].decode(), "timeout_s": timeout_s},
         },
         postprocess=lambda row: response_row(row, row["status_code"], row["response_body"]),
         preprocess_map_kwargs=stage,

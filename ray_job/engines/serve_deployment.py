@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 from ray.serve.llm.deployment import LLMServer
+
+from ray_job.engines.application_client import ApplicationClient
 
 
 class EngineDeployment(LLMServer):  # type: ignore[misc]
@@ -17,16 +18,9 @@ class EngineDeployment(LLMServer):  # type: ignore[misc]
     async def start(self) -> None:
         """Start the engine and build vLLM's application around it."""
         await super().start()
-        application = await self.engine.build_asgi_app()
-        self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=application, raise_app_exceptions=False),
-            base_url="http://engine",
-            timeout=None,  # noqa: S113 - the engine is in this process, and a long answer is not a failure
-        )
+        self._client = ApplicationClient(await self.engine.build_asgi_app())
 
     async def answer(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield one ``{status_code, response_body}`` for ``{path, body}``."""
-        response = await self._client.post(
-            request["path"], content=request["body"].encode(), headers={"content-type": "application/json"}
-        )
-        yield {"status_code": response.status_code, "response_body": response.text}
+        """Yield one ``{status_code, response_body}`` for ``{path, body, timeout_s}``."""
+        status_code, body = await self._client.post(request["path"], request["body"], request["timeout_s"])
+        yield {"status_code": status_code, "response_body": body}

@@ -17,6 +17,7 @@ from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, ModelSpec
 from ray_job.contract.leases import TOKEN_VARIABLE
 from ray_job.contract.parts import decode_header
 from ray_job.contract.plans import PlanRow
+from ray_job.rows import NO_RESPONSE
 from tests.memory_coordinator import TOKEN, CoordinatorServer, MemoryCoordinator
 
 BATCH_ID = "batch_test"
@@ -137,11 +138,12 @@ def _rows_of(part: Path) -> Iterator[Row]:
         header.lines, header.outcomes, header.offsets(), header.lengths, strict=True
     ):
         parsed = json.loads(data[start : start + length])
+        response = parsed["response"] or {"status_code": NO_RESPONSE, "body": {"error": parsed["error"]}}
         yield Row(
             line=line,
             outcome=outcome,
-            status=parsed["response"]["status_code"],
-            body=parsed["response"]["body"],
+            status=response["status_code"],
+            body=response["body"],
             custom_id=parsed["custom_id"],
         )
 

@@ -9,6 +9,7 @@ import pytest
 
 from ray_job.contract.job_spec import ModelSpec
 from ray_job.engines.engine_args import engine_flags, server_args
+from ray_job.rows import NO_RESPONSE
 from tests.ray.fidelity.compare import differences
 from tests.ray.fidelity.oracle import http_server
 from tests.ray.job_harness import BATCH_ID, ENGINE_ARGS, Job, MakeJob, Row, chat, descendants, new_job
@@ -101,6 +102,15 @@ def test_processor_engine_returns_the_texts_and_usage_of_the_direct_engine(
 ) -> None:
     rows = _run_and_check_statuses(make_job(_bodies(), engine="processor", batch_size=8))
     assert [_comparable_fields(row) for row in rows[:GOOD]] == [_comparable_fields(row) for row in reference[:GOOD]]
+
+
+@pytest.mark.parametrize("engine", ["processor", "serve"])
+def test_engine_gives_up_a_line_that_takes_too_long(make_job: MakeJob, engine: str) -> None:
+    endless = chat("Go on", max_tokens=2_000, ignore_eos=True)
+    exit_code, output = (job := make_job([endless], engine=engine, request_timeout_s=0.5)).run()
+    assert exit_code == 0, output
+    (row,) = job.rows()
+    assert (row.status, row.body["error"]["code"]) == (NO_RESPONSE, "request_timeout")
 
 
 def test_processor_engine_returns_embeddings(make_job: MakeJob) -> None:

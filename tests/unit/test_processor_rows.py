@@ -16,6 +16,7 @@ from ray_job.engines.processor_rows import (
     finished_response,
     sampling_params,
 )
+from ray_job.rows import timed_out
 
 ENDS = {1: None, 2: 2}
 PARAMS: dict[str, Any] = {"stop": [], "stop_token_ids": [], "ignore_eos": False}
@@ -102,3 +103,7 @@ def test_embedding_body_has_the_vector() -> None:
 def test_failed_row_is_a_client_error_or_a_server_error(error: str, status: int, message: str) -> None:
     found, body = error_response(error)
     assert (found, json.loads(body)["error"]["message"]) == (status, message)
+
+
+def test_row_that_took_too_long_has_no_response() -> None:
+    assert error_response("RowTimeoutError: 60.5") == timed_out(60.5)

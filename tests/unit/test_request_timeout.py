@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -12,6 +13,7 @@ from aiohttp import web
 from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.leases import SegmentRef
 from ray_job.engines import http
+from ray_job.engines.application_client import ApplicationClient
 from ray_job.engines.direct import DirectEngine
 from ray_job.engines.engine_process import EngineProcess
 from ray_job.engines.http import EndpointSession
@@ -110,6 +112,34 @@ def test_http_engine_gives_up_only_the_request_that_is_never_answered(free_tcp_p
     assert answered["status_code"] == 200
     assert unanswered["status_code"] == NO_RESPONSE
     assert json.loads(str(unanswered["response_body"]))["code"] == "request_timeout"
+
+
+def test_application_gives_up_only_the_request_that_is_never_answered() -> None:
+    disconnected = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        if scope["path"] == "/sleep":
+            # As vLLM does: the handler waits in a task of its own.
+            listening = asyncio.create_task(receive())
+            await asyncio.wait({listening})
+            assert listening.result() == {"type": "http.disconnect"}
+            disconnected.set()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    async def run() -> list[Any]:
+        client = ApplicationClient(answer)
+        answers = await asyncio.gather(*(client.post(path, '{"a": 1}', TIMEOUT_S) for path in ("/echo", "/sleep")))
+        async with asyncio.timeout(10):
+            await disconnected.wait()
+        return answers
+
+    status_code, error = timed_out(TIMEOUT_S)
+    assert asyncio.run(run()) == [(201, '{"a": 1}'), (status_code, error.decode())]
 
 
 def test_endpoint_that_accepts_no_connection_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
