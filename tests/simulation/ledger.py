@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ray_job.contract.leases import Commit, Lease
+from ray_job.contract.leases import Commit, Lease, SegmentRef
 from tests.simulation.database import Database
 from tests.simulation.scheduler import RuleBrokenError, Scheduler
 
@@ -49,6 +49,7 @@ class Ledger:
         batches: the batches by id.
         domains: the sharing domain of each job.
         epochs: the newest epoch of each segment that a job got.
+        leased: all leases that jobs got.
         answers: for each batch, the number of the answer of each line that counts.
         failures: how often a job ended without success.
         given_back: how often each batch's segments were given back.
@@ -60,6 +61,7 @@ class Ledger:
     batches: dict[str, ClientBatch] = field(default_factory=dict)
     domains: dict[str, str] = field(default_factory=dict)
     epochs: dict[tuple[str, int], int] = field(default_factory=dict)
+    leased: set[SegmentRef] = field(default_factory=set)
     answers: dict[str, dict[int, int]] = field(default_factory=dict)
     answered: int = 0
 
@@ -84,9 +86,11 @@ class Ledger:
         if is_undisturbed and (batch.paused or batch.cancelled):
             raise RuleBrokenError(f"{job_id} got {lease.ref}, whose batch is paused or cancelled")
         known = self.epochs.get((lease.batch_id, lease.segment), 0)
-        if lease.epoch <= known:
+        if lease.ref in self.leased or (is_undisturbed and lease.epoch <= known):
             raise RuleBrokenError(f"{job_id} got {lease.ref}, of which epoch {known} was given before")
-        self.epochs[lease.batch_id, lease.segment] = lease.epoch
+        self.leased.add(lease.ref)
+        # The answer to a job can arrive after another one has got a newer lease.
+        self.epochs[lease.batch_id, lease.segment] = max(known, lease.epoch)
 
     def outdated(self, commit: Commit) -> list[bool]:
         """Return for each segment of a commit whether it must be refused.
