@@ -35,7 +35,8 @@ from ray_job.coordinator import Coordinator
 from ray_job.errors import InputError, ObjectMissingError, UrlRefusedError
 from ray_job.holdings import EXTEND_EVERY_S, LONG_POLL_S, SEGMENT_TOKENS, HeldLeases, PartPlaces, record
 from ray_job.object_urls import put_object, read_range
-from ray_job.rows import FinishedRow, Request, committed_rows, finished_row, leased_rows, parse_request
+from ray_job.rows import FinishedRow, Request, committed_rows, finished_row, leased_rows, parse_request, refused
+from ray_job.uploaded_files import UploadedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,7 @@ class RoundsJob:
         self._coordinator = coordinator
         self._held = HeldLeases()
         self._places = PartPlaces(coordinator)
+        self._files = UploadedFiles()
         self._busy_s = 0.0
         self._keep_warm_s: float = spec.model.keep_warm_s
         if spec.model.engine == "processor":
@@ -86,7 +88,7 @@ class RoundsJob:
                 idle_s = self._held.idle_since_s + self._keep_warm_s - time.monotonic()
                 response = await self._sync(SEGMENT_TOKENS, wait_s=min(LONG_POLL_S, max(0.0, idle_s)))
                 if leases := await self._more(response.leases):
-                    await self._answer([await self._read(session, lease) for lease in leases])
+                    await self._answer(session, leases)
                 elif response.drain or idle_s <= 0:
                     # The engines of a dataset are busy from its start to its end.
                     engine_s = self._busy_s * self._model.concurrency
@@ -116,8 +118,7 @@ class RoundsJob:
         """Return the leases and all others that the coordinator has now, up to the limits of a round."""
         taken = list(leases)
         while leases and (
-            sum(lease.rows for lease in taken) < ROUND_ROWS
-            and sum(lease.end - lease.start for lease in taken) < ROUND_BYTES
+            sum(lease.rows for lease in taken) < ROUND_ROWS and sum(lease.size_bytes for lease in taken) < ROUND_BYTES
         ):
             leases = (await self._sync(SEGMENT_TOKENS)).leases
             taken += leases
@@ -127,6 +128,7 @@ class RoundsJob:
         """Return the requests of a lease. One that cannot be run is given back."""
         try:
             rows = leased_rows(lease, await read_range(session, lease.url, lease.start, lease.end))
+            rows = await self._files.resolve(session, lease, rows)
             requests = await asyncio.to_thread(lambda: [parse_request(row) for row in rows])
         except (PlanError, InputError, ObjectMissingError, UrlRefusedError) as error:
             await self._fail(lease.ref, str(error))
@@ -140,14 +142,24 @@ class RoundsJob:
             Failure(batch_id=ref.batch_id, segment=ref.segment, epoch=ref.epoch, reason=reason)
         )
 
-    async def _answer(self, segments: Sequence[Sequence[Request]]) -> None:
-        """Answer the requests of some segments, and commit them."""
+    async def _answer(self, session: aiohttp.ClientSession, leases: Sequence[Lease]) -> None:
+        """Answer the requests of some leases, and commit them."""
+        import ray
+
         started_s = time.monotonic()
         extending = asyncio.create_task(self._extend())
         try:
+            segments = [await self._read(session, lease) for lease in leases]
+            if refusals := [each for some in segments for each in some if each.refusal]:
+                await self._commit(ray.put(refusal_table(refusals)))
             # The engine of a processor either generates or embeds.
             for embeds in (False, True):
-                requests = [each for some in segments for each in some if (each.url == EMBEDDINGS) == embeds]
+                requests = [
+                    each
+                    for some in segments
+                    for each in some
+                    if (each.url == EMBEDDINGS) == embeds and not each.refusal
+                ]
                 if requests:
                     work = asyncio.create_task(self._run_dataset(requests, embeds=embeds))
                     await asyncio.wait({work, extending}, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +172,7 @@ class RoundsJob:
             await asyncio.wait({extending})
         for ref in self._held.refs:
             await self._fail(ref, "the engine returned no answer for some of its rows")
-        for batch_id in {each.segment.batch_id for some in segments for each in some}:
+        for batch_id in {lease.batch_id for lease in leases}:
             self._places.forget(batch_id)
         self._busy_s += time.monotonic() - started_s
 
@@ -263,6 +275,16 @@ def request_table(requests: Sequence[Request]) -> "pa.Table":
             "body": pa.array([each.body for each in requests], pa.binary()),
         }
     )
+
+
+def refusal_table(requests: Sequence[Request]) -> "pa.Table":
+    """Return requests that fail without the engine as a block of responses."""
+    import pyarrow as pa
+
+    answers = [refused(each.refusal) for each in requests]
+    table = request_table(requests).drop_columns(["url", "body"])
+    table = table.append_column("status_code", pa.array([status for status, _ in answers], pa.int64()))
+    return table.append_column("response_body", pa.array([body for _, body in answers], pa.binary()))
 
 
 def batches_of(block: Any) -> list[str]:

@@ -31,6 +31,7 @@ class LeasedRow:
         twins: lines that share its answer.
         tokens: about how many tokens it takes.
         cache_salt: vLLM's ``cache_salt`` for it; empty for none.
+        refusal: why it fails without the engine; empty if it does not.
     """
 
     segment: SegmentRef
@@ -40,6 +41,7 @@ class LeasedRow:
     twins: tuple[Twin, ...] = ()
     tokens: float = 0
     cache_salt: str = ""
+    refusal: str = ""
 
     @property
     def key(self) -> RowKey:
@@ -49,7 +51,7 @@ class LeasedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A row as an engine needs it; ``body`` is JSON."""
+    """A row as an engine needs it; ``body`` is JSON. With a ``refusal``, it fails without the engine."""
 
     segment: SegmentRef
     row: int
@@ -58,6 +60,7 @@ class Request:
     url: str
     body: bytes
     twins: tuple[Twin, ...] = ()
+    refusal: str = ""
 
     @property
     def key(self) -> RowKey:
@@ -147,7 +150,14 @@ def parse_request(row: LeasedRow) -> Request:
     """
     custom_id, url, body = parse_line(row.line, row.raw, row.cache_salt)
     return Request(
-        segment=row.segment, row=row.row, line=row.line, custom_id=custom_id, url=url, body=body, twins=row.twins
+        segment=row.segment,
+        row=row.row,
+        line=row.line,
+        custom_id=custom_id,
+        url=url,
+        body=body,
+        twins=row.twins,
+        refusal=row.refusal,
     )
 
 
@@ -196,6 +206,11 @@ def timed_out(timeout_s: float) -> tuple[int, bytes]:
         "of the model raised, and send the line again."
     )
     return NO_RESPONSE, json.dumps({"code": "request_timeout", "message": message}).encode()
+
+
+def refused(refusal: str) -> tuple[int, bytes]:
+    """Return the status and the body of a request that fails without the engine."""
+    return NO_RESPONSE, json.dumps({"code": "media_file_unavailable", "message": refusal}).encode()
 
 
 def part_row(batch_id: str, line: int, custom_id: str, status_code: int, body: bytes) -> PartRow:

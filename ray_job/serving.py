@@ -34,6 +34,7 @@ from ray_job.holdings import (
 )
 from ray_job.object_urls import read_range
 from ray_job.rows import LeasedRow, RowKey, leased_rows
+from ray_job.uploaded_files import UploadedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class DirectJob:
         self._coordinator = coordinator
         self._held = HeldLeases()
         self._places = PartPlaces(coordinator)
+        self._files = UploadedFiles()
         self._shares = Shares()
         self._engines: dict[int, _Engine] = {}
         self._numbers = itertools.count()
@@ -162,7 +164,7 @@ class DirectJob:
         """Return how many tokens to lease; 0 if there are enough rows to send, or too many bytes of them."""
         if self._draining:
             return 0
-        unread_bytes = sum(lease.end - lease.start for lease in self._unread.values())
+        unread_bytes = sum(lease.size_bytes for lease in self._unread.values())
         if unread_bytes + self._unsent_bytes >= UNSENT_BYTES:
             return 0
         enough = SEGMENT_TOKENS * len(self._engines)
@@ -217,7 +219,7 @@ class DirectJob:
 
     async def _read(self, lease: Lease) -> None:
         """Read the rows of a lease and deal them to an engine."""
-        size = lease.end - lease.start
+        size = lease.size_bytes
         async with self._reads:
             while self._reading_bytes + self._unsent_bytes and (
                 self._reading_bytes + self._unsent_bytes + size > UNSENT_BYTES
@@ -228,6 +230,7 @@ class DirectJob:
             self._reading_bytes += size
             try:
                 rows = leased_rows(lease, await read_range(self._session, lease.url, lease.start, lease.end))
+                rows = await self._files.resolve(self._session, lease, rows)
             except (PlanError, ObjectMissingError, UrlRefusedError) as error:
                 await self._fail(lease.ref, str(error))
                 return

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self, get_args, get_origin, get_type_hints
 
 from ray_job.contract.parts import Usage
@@ -39,6 +39,10 @@ _MAX_INTEGER_BITS: Final = 63
 _TEXT: Final = re.compile("[^\\0\ud800-\udfff]*")
 
 
+# Marks a field that is not sent with its default, because a reader of an earlier version does not know it.
+_OMITTED_DEFAULT: Final = {"is_omitted_with_default": True}
+
+
 class MessageError(ValueError):
     """A message with a missing, unknown or wrong field. It names the field and quotes no value."""
 
@@ -48,7 +52,7 @@ class Message:
 
     def to_json(self) -> bytes:
         """Write the message as JSON."""
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()  # type: ignore[call-overload]
+        return json.dumps(self, default=_fields, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
@@ -65,10 +69,20 @@ class Message:
         return message
 
 
+def _fields(message: Any) -> dict[str, Any]:
+    """Return the fields of a message, or of a dataclass in it, that are sent."""
+    values = {each: getattr(message, each.name) for each in dataclasses.fields(message)}
+    return {each.name: value for each, value in values.items() if not each.metadata or value != each.default}
+
+
 def _read(kind: Any, raw: Any, place: str) -> Any:
     """Return a JSON value as an instance of a type of this module's fields."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
+        if isinstance(raw, dict):
+            for each in dataclasses.fields(kind):
+                if each.metadata and each.name not in raw:
+                    del hints[each.name]
         if not isinstance(raw, dict) or raw.keys() != hints.keys():
             fields = sorted(raw.keys() ^ hints.keys()) if isinstance(raw, dict) else []
             raise MessageError(f"{place} must be an object with the fields of {kind.__name__}; wrong are {fields}")
@@ -107,6 +121,21 @@ class SegmentRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedFile:
+    """An uploaded file that rows of a segment name as an image.
+
+    Attributes:
+        id: its id.
+        size_bytes: its size; 0 if it is gone.
+        url: where it is read; the URL expires. Empty if the file is gone.
+    """
+
+    id: str
+    size_bytes: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease(Message):
     """The right to run a segment.
 
@@ -122,6 +151,8 @@ class Lease(Message):
         tokens: about how many tokens its rows take.
         done: rows that earlier leases have committed, as a bitmap (see ``plans.bitmap``).
         cache_salt: vLLM's ``cache_salt`` for its rows, so that projects share no prefix cache; empty for none.
+        files: the uploaded files that its rows name.
+        media_bytes: by so many bytes the content of these files enlarges its rows.
     """
 
     batch_id: str
@@ -135,11 +166,18 @@ class Lease(Message):
     tokens: int
     done: str
     cache_salt: str
+    files: tuple[LeasedFile, ...] = field(default=(), metadata=_OMITTED_DEFAULT)
+    media_bytes: int = field(default=0, metadata=_OMITTED_DEFAULT)
 
     @property
     def ref(self) -> SegmentRef:
         """The segment and the epoch."""
         return SegmentRef(batch_id=self.batch_id, segment=self.segment, epoch=self.epoch)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its rows with the content of their files."""
+        return self.end - self.start + self.media_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

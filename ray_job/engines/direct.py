@@ -24,7 +24,16 @@ from ray_job.engines.part_buffer import PartBuffer
 from ray_job.engines.row_window import Answer, RowWindow
 from ray_job.errors import InputError, UrlRefusedError
 from ray_job.object_urls import put_object
-from ray_job.rows import FinishedRow, LeasedRow, Request, committed_rows, finished_row, parse_request, timed_out
+from ray_job.rows import (
+    FinishedRow,
+    LeasedRow,
+    Request,
+    committed_rows,
+    finished_row,
+    parse_request,
+    refused,
+    timed_out,
+)
 from ray_job.weights import require_model
 
 # Rows in flight per sequence that the engine runs at once: some wait inside the engine for a free place.
@@ -113,7 +122,10 @@ class DirectEngine:
         if unreadable:
             await self.drop(unreadable)
         await self._buffer.settle(settled)
-        await self._window.add(requests)
+        for request in requests:
+            if request.refusal:
+                await self._finish(request, refused(request.refusal))
+        await self._window.add([request for request in requests if not request.refusal])
         return tuple(unreadable.values())
 
     async def drop(self, segments: Collection[SegmentRef]) -> None:

@@ -16,8 +16,8 @@ import psycopg
 import structlog
 from psycopg.rows import DictRow
 
-from ray_job.contract.leases import EndRequest, EndResponse, Lease, SegmentRef, SyncRequest, SyncResponse
-from ray_job.contract.object_keys import job_prompt_rules_key, plan_key, prompt_rules_key
+from ray_job.contract.leases import EndRequest, EndResponse, Lease, LeasedFile, SegmentRef, SyncRequest, SyncResponse
+from ray_job.contract.object_keys import file_key, job_prompt_rules_key, plan_key, prompt_rules_key
 from service.coordinator.errors import JobEndedError
 from service.db import Pool, query
 from service.errors import ObjectNotFoundError, ObjectStoreError
@@ -190,6 +190,14 @@ def _lease(
 def _lease_message(store: ObjectStore, job: ActiveJob, row: DictRow) -> Lease:
     # Without a salt of its own, a project could find out by time what others have in the prefix cache.
     salt = hashlib.sha256(f"cache_salt:{row['project_id']}".encode()).hexdigest()[:_SALT_CHARACTERS]
+    files = tuple(
+        LeasedFile(
+            id=file_id,
+            size_bytes=size_bytes or 0,
+            url="" if size_bytes is None else store.read_url(file_key(file_id), expires_s=URL_EXPIRES_S),
+        )
+        for file_id, size_bytes in row["files"] or ()
+    )
     return Lease(
         batch_id=row["batch_id"],
         segment=row["segment"],
@@ -202,6 +210,8 @@ def _lease_message(store: ObjectStore, job: ActiveJob, row: DictRow) -> Lease:
         tokens=row["tokens"],
         done=row["rows_done"],
         cache_salt=salt if job.domain == "stack" else "",
+        files=files,
+        media_bytes=row["media_bytes"],
     )
 
 

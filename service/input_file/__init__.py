@@ -8,15 +8,24 @@ Line numbers count physical lines from 1; a blank line has a number but is not a
 """
 
 from service.input_file.errors import MAX_LISTED_ERRORS, InputError
-from service.input_file.reading import MAX_EMBEDDING_INPUTS, InputFacts, LineConsumer, read_input_file
+from service.input_file.reading import (
+    MAX_EMBEDDING_INPUTS,
+    FileFinder,
+    InputFacts,
+    LineConsumer,
+    LineFiles,
+    read_input_file,
+)
 from service.input_file.requests import embedding_inputs
 
 __all__ = [
     "MAX_EMBEDDING_INPUTS",
     "MAX_LISTED_ERRORS",
+    "FileFinder",
     "InputError",
     "InputFacts",
     "LineConsumer",
+    "LineFiles",
     "embedding_inputs",
     "read_input_file",
 ]

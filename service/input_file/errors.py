@@ -45,8 +45,10 @@ class ErrorList:
                 kept.append(dataclasses.replace(error, message=message, param=param))
 
     def listed(self) -> tuple[InputError, ...]:
-        """Return the kept errors. If some are omitted, the message of the last one states the total."""
-        listed = [*self._of_file, *self._of_lines][:MAX_LISTED_ERRORS]
+        """Return the kept errors in the order of lines. If some are omitted, the last message states the total."""
+        # Some errors of a line are found after those of the next lines.
+        of_lines = sorted(self._of_lines, key=lambda error: error.line or 0)
+        listed = [*self._of_file, *of_lines][:MAX_LISTED_ERRORS]
         if self.count > len(listed):
             note = f" (Of {self.count:,} errors in this file, the first {len(listed):,} are listed; this is the last.)"
             listed[-1] = dataclasses.replace(listed[-1], message=listed[-1].message + note)

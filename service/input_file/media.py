@@ -1,4 +1,4 @@
-"""Media in the messages of a request: only what the request itself holds, as base64 or as ``data:`` URLs.
+"""Media in the messages of a request: base64, ``data:`` URLs, and images that are uploaded files of the project.
 
 An engine fetches a URL with its own access to the network, and follows redirects. So a URL in a line could reach what
 its owner cannot reach, or carry the content of other lines out. The checks go by the names of fields and not by the
@@ -6,10 +6,14 @@ its owner cannot reach, or carry the content of other lines out. The checks go b
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ray_job.contract.media import MAX_FILE_BYTES, MAX_FILES, MAX_LINE_BYTES, file_images
 from service.input_file.errors import InputError, described
+
+FileImage = tuple[str, str]
+"""An image that is an uploaded file: its place in the line, and the id of the file."""
 
 MESSAGE_FIELDS: Final = ("messages", "input")
 """Fields of a body with messages. In a request for embeddings, ``input`` may hold messages too."""
@@ -25,6 +29,7 @@ _SKIPPED_FIELDS: Final = frozenset({"annotations"})
 _SHOWN_FIELDS: Final = frozenset(
     {"content", "file", "file_id", "uuid", "input_audio", "input_image", *_URL_FIELDS, *_BASE64_FIELDS, *_TENSOR_FIELDS}
 )
+_FILE_ID: Final = re.compile("file-[A-Za-z0-9_-]{1,64}")
 _URL_NAME: Final = re.compile(r"[a-z]{1,20}(_[a-z]{1,20})?_url")
 _TEXT_TYPES: Final = frozenset({str, int, float, bool, type(None)})
 
@@ -49,6 +54,7 @@ def media_errors(body: Mapping[str, Any], line: int) -> Iterator[InputError]:
     # Values still to be looked at, the next one last: path, value, whether it is inside a message's content, and
     # whether it is a URL. No recursion, because a line may nest deeper than Python's stack.
     waiting = [(f"body.{name}", body.get(name), False, False) for name in reversed(MESSAGE_FIELDS)]
+    by_file_id = {id(image) for _, image in file_images(body)}
     while waiting:
         path, value, is_content, is_url = waiting.pop()
         if isinstance(value, list):
@@ -72,8 +78,15 @@ def media_errors(body: Mapping[str, Any], line: int) -> Iterator[InputError]:
                 elif name == "uuid":
                     message = "Media that an engine has cached cannot be named. Remove 'uuid', and send the media."
                     yield InputError(code="unsupported_parameter", message=message, param=place, line=line)
+                elif name == "file_id" and id(value) in by_file_id:
+                    if value.get("url") is not None:
+                        message = "An image has either 'url' or 'file_id'. Remove one of them."
+                        yield InputError(message=message, param=place, line=line)
                 elif name == "file_id":
-                    message = "Uploaded files are not supported as media. Send its content as a data: URL."
+                    message = (
+                        "Uploaded files are supported only as images of chat messages, in parts of type 'image_url' "
+                        "with image_url.file_id. Send its content as a data: URL."
+                    )
                     yield InputError(code="media_file_unsupported", message=message, param=place, line=line)
                 elif name in _BASE64_FIELDS and isinstance(item, str):
                     if ":" in item and not item.startswith(_DATA_URL):
@@ -84,6 +97,42 @@ def media_errors(body: Mapping[str, Any], line: int) -> Iterator[InputError]:
             waiting += reversed(found)
         elif is_url and not (isinstance(value, str) and value.startswith(_DATA_URL)):
             yield _not_data(path, value, line)
+
+
+def file_errors(images: Sequence[FileImage], sizes: Mapping[str, int], line: int) -> Iterator[InputError]:
+    """Yield the errors of the images of a line that are uploaded files.
+
+    A file of another project has the same error as one that does not exist.
+
+    Args:
+        images: the images of the line.
+        sizes: sizes in bytes of the files that the line may name, by id.
+        line: the number of the line.
+    """
+    total = 0
+    for place, file_id in images:
+        size = sizes.get(file_id)
+        if size is None:
+            message = "The project has no such file with purpose 'vision'. Upload the image with this purpose."
+            yield InputError(code="media_file_not_found", message=message, param=f"{place}.file_id", line=line)
+        elif size > MAX_FILE_BYTES:
+            message = f"The file has {size:,} bytes; an image may have at most {MAX_FILE_BYTES:,}. Use a smaller one."
+            yield InputError(code="media_files_too_large", message=message, param=f"{place}.file_id", line=line)
+        total += size or 0
+    if total > MAX_LINE_BYTES:
+        message = f"The files have {total:,} bytes; those of a line may have at most {MAX_LINE_BYTES:,}. Use fewer."
+        yield InputError(code="media_files_too_large", message=message, param="body.messages", line=line)
+
+
+def has_file_id_form(text: str) -> bool:
+    """Return whether a text can be the id of a file. Others need not be looked up."""
+    return _FILE_ID.fullmatch(text) is not None
+
+
+def too_many_files(count: int, line: int) -> InputError:
+    """Return the error for a line that names more uploaded files than allowed."""
+    message = f"The line names {count:,} uploaded files; at most {MAX_FILES} are allowed. Split the request."
+    return InputError(code="too_many_media_files", message=message, param="body.messages", line=line)
 
 
 def _not_data(place: str, value: Any, line: int) -> InputError:

@@ -3,7 +3,7 @@
 A file that is not JSONL at all gets one error, which is more useful than one for each of its lines.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,10 +11,11 @@ import orjson
 
 from ray_job.contract.engine_support import unsupported_fields
 from ray_job.contract.input_lines import line_blocks
+from ray_job.contract.media import file_images
 from service.input_file.errors import ErrorList, InputError
 from service.input_file.field_limits import PLAIN_FIELDS, field_errors
 from service.input_file.json_lines import MAX_DEPTH, MIN_DEEP_BYTES, is_flat, is_too_deep, json_error
-from service.input_file.media import has_only_text, media_errors
+from service.input_file.media import file_errors, has_file_id_form, has_only_text, media_errors
 from service.input_file.requests import (
     INPUT_FIELDS,
     MAX_KEPT_CHARACTERS,
@@ -49,8 +50,15 @@ _SIGNATURES: Final = {
     b"\x00{": "is in UTF-16. Save it as UTF-8",
 }
 
-# Receives the number of a line, and the contents of this and the next lines; None for one that is too long.
-LineConsumer = Callable[[int, Sequence[bytes | None]], None]
+LineFiles = Mapping[int, Sequence[tuple[str, int]]]
+"""Uploaded files that are images of lines: by line, the id and the size in bytes of each."""
+
+# Receives the number of a line, the contents of this and the next lines (None for one that is too long), and their
+# files.
+LineConsumer = Callable[[int, Sequence[bytes | None], LineFiles], None]
+
+FileFinder = Callable[[Collection[str]], Mapping[str, int]]
+"""Returns the sizes in bytes of those of some files that the lines may name, by id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,7 @@ def read_input_file(
     max_requests: int = MAX_REQUESTS,
     file_count: FileCount | None = None,
     on_lines: LineConsumer | None = None,
+    find_files: FileFinder | None = None,
 ) -> InputFacts:
     """Read an input file to its end and report every error of every line.
 
@@ -93,10 +102,12 @@ def read_input_file(
             counted but not checked.
         file_count: counts the tokens; requests with more than their model accepts are errors then.
         on_lines: receives the lines in order, until an error is found.
+        find_files: looks up the images that are uploaded files, once for each block of lines. None accepts any.
     """
     context = LineContext(endpoint=endpoint, models=models)
     file_count = file_count or FileCount(find_counter=lambda _: None, endpoint=endpoint, size_bytes=0, line_count=0)
-    return _Reader(context=context, max_requests=max_requests, file_count=file_count).read(chunks, on_lines)
+    reader = _Reader(context=context, max_requests=max_requests, file_count=file_count, find_files=find_files)
+    return reader.read(chunks, on_lines)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,6 +123,7 @@ class _Reader:
     context: LineContext
     max_requests: int
     file_count: FileCount
+    find_files: FileFinder | None
     total: int = 0
     embedding_inputs: int = 0
     has_objects: bool = False
@@ -136,8 +148,9 @@ class _Reader:
                     self.first_line = content or b""
                 if self.total <= self.max_requests:
                     self.errors.add(self._line_errors(number, content))
+            files = self._check_files()
             if on_lines is not None and not self.errors.count:
-                on_lines(first, block)
+                on_lines(first, block, files)
         else:
             self.errors.add(self._file_errors())
         return InputFacts(
@@ -147,6 +160,19 @@ class _Reader:
             error_count=self.errors.count,
             tokens=None if self.errors.count else self.file_count.result(),
         )
+
+    def _check_files(self) -> LineFiles:
+        """Check the images that are uploaded files of the lines since the last call, and return those that exist."""
+        lines, self.context.images = self.context.images, {}
+        if self.find_files is None or not lines:
+            return {}
+        ids = {file_id for images in lines.values() for _, file_id in images}
+        sizes = self.find_files([file_id for file_id in ids if has_file_id_form(file_id)])
+        for number, images in lines.items():
+            self.errors.add(file_errors(images, sizes, number))
+        if self.errors.count:
+            return {}
+        return {number: [(file_id, sizes[file_id]) for _, file_id in images] for number, images in lines.items()}
 
     def _lines_to_check(self, first: int, block: list[bytes | None]) -> Iterator[tuple[int, bytes | None]]:
         """Yield the lines that need a full check; skip blank lines and accept lines that are clearly valid.
@@ -182,7 +208,7 @@ class _Reader:
                     and (size < MIN_DEEP_BYTES or is_flat(request) or not is_too_deep(content))
                     and not (engine == "processor" and any(unsupported_fields(engine, endpoint, body)))
                     and (PLAIN_FIELDS.issuperset(body) or not any(field_errors(body, number)))
-                    and (has_only_text(body) or not any(media_errors(body, number)))
+                    and (has_only_text(body) or not (any(file_images(body)) or any(media_errors(body, number))))
                     and good < room
                     # Otherwise the full check counts its tokens.
                     and size <= longest_uncounted

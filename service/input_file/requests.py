@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ray_job.contract.engine_support import unsupported_fields
+from ray_job.contract.media import MAX_FILES, file_images
 from service.input_file.errors import InputError, missing, wrong_type
 from service.input_file.field_limits import field_errors
-from service.input_file.media import media_errors
+from service.input_file.media import FileImage, media_errors, too_many_files
 from service.model_catalogue import CatalogueModel, ModelLimits
 
 MAX_CUSTOM_ID_CHARACTERS: Final = 512
@@ -30,12 +31,16 @@ INPUT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class LineContext:
-    """The facts about a file that the checks of a line need: endpoint, models, and the lines before it."""
+    """The facts about a file that the checks of a line need: endpoint, models, and the lines before it.
+
+    ``images`` are those that are uploaded files, by line, of the lines whose files are still to be looked up.
+    """
 
     endpoint: str
     models: Mapping[str, CatalogueModel] | None
     model_id: str | None = None
     custom_ids: set[str | bytes] = field(default_factory=set)
+    images: dict[int, list[FileImage]] = field(default_factory=dict)
     _model_hints: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -180,6 +185,11 @@ def _body_errors(context: LineContext, body: Mapping[str, Any], number: int, siz
         yield missing("body.messages", number, "The array is empty: give at least one message.")
     harmful = [*field_errors(body, number), *media_errors(body, number)]
     yield from harmful
+    images = [(place, image["file_id"]) for place, image in file_images(body)]
+    if len(images) > MAX_FILES:
+        yield too_many_files(len(images), number)
+    elif images:
+        context.images[number] = images
     name = body.get("model")
     if name is None:
         yield missing("body.model", number)

@@ -4,19 +4,22 @@ The lines are copied to a file of the workspace while the input file is read, an
 in memory. So the order of execution is free, and memory does not grow with the size of the lines.
 """
 
+import dataclasses
 import os
 from array import array
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 import orjson
 
+from ray_job.contract.media import MIN_TOKENS, data_url_bytes
 from ray_job.contract.object_keys import plan_key
 from ray_job.contract.plans import PlanRow
-from service.planning.order import Traits, execution_groups, line_traits
+from service.input_file import LineFiles
+from service.planning.order import BYTES_PER_TOKEN, Traits, execution_groups, line_traits
 from service.ports import ObjectStore
 from service.row_chunks import RowChunks
 from service.workspace import Workspace
@@ -25,6 +28,7 @@ SEGMENT_TOKENS: Final = 1 << 16
 SEGMENT_BYTES: Final = 8 << 20
 # A part holds the results of whole rows, so their size needs a limit. Further equal lines are another row.
 MOST_TWINS: Final = 1_000
+_NO_FILES: Final[LineFiles] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,8 @@ class Segment:
         end_byte: the byte after its last one.
         rows: the number of its rows.
         tokens: about how many tokens its rows take.
+        files: ids of the uploaded files that its rows name.
+        media_bytes: by so many bytes the content of these files enlarges its rows.
     """
 
     number: int
@@ -44,6 +50,8 @@ class Segment:
     end_byte: int
     rows: int
     tokens: int
+    files: tuple[str, ...] = ()
+    media_bytes: int = 0
 
 
 class PlanBuilder:
@@ -61,6 +69,10 @@ class PlanBuilder:
         self._size_bytes = 0
         self._numbers, self._offsets, self._lengths = array("Q"), array("Q"), array("Q")
         self._traits: list[Traits] = []
+        # Files of lines are numbers, so that a line that names many takes little memory.
+        self._files: dict[str, int] = {}
+        self._files_of_lines: dict[int, array[int]] = {}
+        self._media_bytes: dict[int, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -70,12 +82,13 @@ class PlanBuilder:
     ) -> None:
         self._closing.close()
 
-    def add(self, first: int, lines: Sequence[bytes | None]) -> None:
+    def add(self, first: int, lines: Sequence[bytes | None], files: LineFiles = _NO_FILES) -> None:
         """Add consecutive lines of the input file, without their line breaks. Blank lines are left out.
 
         Args:
             first: the number of the first of them.
             lines: the lines; None for one that is longer than allowed, which is left out.
+            files: the images of lines that are uploaded files.
 
         Raises:
             OSError: the workspace has no room for them.
@@ -91,7 +104,17 @@ class PlanBuilder:
             self._numbers.append(number)
             self._offsets.append(self._size_bytes)
             self._lengths.append(len(raw))
-            self._traits.append(line_traits(raw))
+            traits = line_traits(raw)
+            if named := files.get(number):
+                index = len(self._traits)
+                sizes = [data_url_bytes(size_bytes) for _, size_bytes in named]
+                numbers = (self._files.setdefault(file_id, len(self._files)) for file_id, _ in named)
+                self._files_of_lines[index] = array("L", numbers)
+                self._media_bytes[index] = sum(sizes)
+                # As if the line held the data: URLs, so that a job leases no more than it can read.
+                tokens = sum(max(MIN_TOKENS, size // BYTES_PER_TOKEN) for size in sizes)
+                traits = dataclasses.replace(traits, tokens=traits.tokens + tokens)
+            self._traits.append(traits)
             self._size_bytes += len(raw)
 
     def write(self, store: ObjectStore, batch_id: str, *, merge_equal: bool) -> list[Segment]:
@@ -118,10 +141,12 @@ class PlanBuilder:
             [own[position] for position in group] for group in execution_groups([self._traits[index] for index in own])
         ]
         segments: list[Segment] = []
+        file_ids = list(self._files)
 
         def rows() -> Iterator[bytes]:
             segments.clear()
-            start = end = count = tokens = 0
+            start = end = tokens = 0
+            held: list[int] = []
             for group in groups:
                 group_tokens = sum(self._traits[index].tokens for index in group)
                 group_bytes = sum(self._lengths[index] for index in group)
@@ -130,14 +155,15 @@ class PlanBuilder:
                     row = self._row(index, twins.get(index, ()))
                     row_tokens = self._traits[index].tokens
                     must_cut |= tokens + row_tokens > SEGMENT_TOKENS or end - start + len(row) > SEGMENT_BYTES
-                    if must_cut and count:
-                        segments.append(_segment(len(segments), start, end, count, tokens))
-                        start, count, tokens = end, 0, 0
+                    if must_cut and held:
+                        segments.append(self._segment(len(segments), start, end, held, file_ids))
+                        start, tokens, held = end, 0, []
                     must_cut = False
-                    end, count, tokens = end + len(row), count + 1, tokens + row_tokens
+                    end, tokens = end + len(row), tokens + row_tokens
+                    held.append(index)
                     yield row
-            if count:
-                segments.append(_segment(len(segments), start, end, count, tokens))
+            if held:
+                segments.append(self._segment(len(segments), start, end, held, file_ids))
 
         if groups:
             store.put(plan_key(batch_id), RowChunks(rows))
@@ -164,9 +190,17 @@ class PlanBuilder:
             twins=tuple((self._numbers[twin], orjson.loads(self._read(twin))["custom_id"]) for twin in twins),
         ).encode()
 
+    def _segment(self, number: int, start: int, end: int, lines: Sequence[int], file_ids: Sequence[str]) -> Segment:
+        files = {file for index in lines for file in self._files_of_lines.get(index, ())}
+        return Segment(
+            number=number,
+            start_byte=start,
+            end_byte=end,
+            rows=len(lines),
+            tokens=sum(self._traits[index].tokens for index in lines),
+            files=tuple(file_ids[file] for file in sorted(files)),
+            media_bytes=sum(self._media_bytes.get(index, 0) for index in lines),
+        )
+
     def _read(self, index: int) -> bytes:
         return os.pread(self._file.fileno(), self._lengths[index], self._offsets[index])
-
-
-def _segment(number: int, start: int, end: int, rows: int, tokens: int) -> Segment:
-    return Segment(number=number, start_byte=start, end_byte=end, rows=rows, tokens=tokens)

@@ -4,7 +4,7 @@ A job can write below its own prefix only. What it wrote there is checked before
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import structlog
@@ -51,7 +51,8 @@ def read_and_count(
         backends: the object store and the models.
         batch: the batch.
         file: the row of its input file.
-        on_lines: see ``read_input_file``.
+        on_lines: receives the lines while the batch is validated; see ``read_input_file``. Without it, the images
+            that are uploaded files are not looked up: after the batch they may be deleted.
 
     Raises:
         ObjectNotFoundError: the content of the file is gone.
@@ -63,9 +64,19 @@ def read_and_count(
         size_bytes=file["size_bytes"],
         line_count=file["line_count"],
     )
-    chunks = backends.store.read(file_key(batch.input_file_id))
+
+    def find_images(ids: Collection[str]) -> dict[str, int]:
+        with backends.pool.connection() as connection:
+            values = {"ids": list(ids), "project_id": batch.project_id}
+            return {row["id"]: row["size_bytes"] for row in connection.execute(query("find_images"), values)}
+
     return read_input_file(
-        chunks, endpoint=batch.endpoint, models=backends.catalogue, file_count=count, on_lines=on_lines
+        backends.store.read(file_key(batch.input_file_id)),
+        endpoint=batch.endpoint,
+        models=backends.catalogue,
+        file_count=count,
+        on_lines=on_lines,
+        find_files=find_images if on_lines else None,
     )
 
 

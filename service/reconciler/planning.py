@@ -143,6 +143,8 @@ def _add_work(
         "end_bytes": [segment.end_byte for segment in segments],
         "rows": [segment.rows for segment in segments],
         "tokens": [segment.tokens for segment in segments],
+        "media_bytes": [segment.media_bytes for segment in segments],
+        "files": [",".join(segment.files) for segment in segments],
     }
     connection.execute(query("insert_segments"), {"batch_id": batch.id, **columns})
     values = {"model": model_id, "domain": domain, "project_id": batch.project_id}

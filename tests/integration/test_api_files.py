@@ -157,6 +157,48 @@ def test_batch_file_in_another_format_is_refused(client: openai.OpenAI, content:
 
 
 @pytest.mark.parametrize(
+    "content", [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF\0\0\0\0WEBPVP8 ", b"GIF87a"]
+)
+def test_image_is_accepted_with_purpose_vision(client: openai.OpenAI, content: bytes) -> None:
+    assert client.files.content(upload(client, content, purpose="vision").id).read() == content
+
+
+@pytest.mark.parametrize("content", [b"", LINE, b"<svg/>", b"%PDF-1.7", b"RIFF\0\0\0\0WAVE", b"BM"])
+def test_vision_file_that_is_no_image_is_refused(
+    client: openai.OpenAI, store: MemoryObjectStore, content: bytes
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="PNG, JPEG, WebP or GIF") as caught:
+        upload(client, content, purpose="vision")
+    assert (caught.value.code, caught.value.param) == ("invalid_file_format", "file")
+    assert list(store.keys("")) == []
+
+
+def test_vision_file_over_20_mb_is_refused(client: openai.OpenAI, store: MemoryObjectStore) -> None:
+    with pytest.raises(openai.APIStatusError, match="20 MB") as caught:
+        upload(client, b"GIF89a" + bytes(20 << 20), purpose="vision")
+    assert caught.value.status_code == 413
+    assert list(store.keys("")) == []
+
+
+@pytest.mark.parametrize("status", ["in_progress", "completed"])
+def test_image_of_an_open_batch_is_hidden_but_kept(
+    client: openai.OpenAI, api_pool: Pool, store: MemoryObjectStore, status: str
+) -> None:
+    image, batch = upload(client, b"GIF89a", purpose="vision"), in_use(client, upload(client))
+    with api_pool.connection() as connection:
+        connection.execute("UPDATE batches SET status = %s WHERE id = %s", [status, batch.id])
+        connection.execute(
+            "INSERT INTO segments (batch_id, number, start_byte, end_byte, rows, tokens, files)"
+            " VALUES (%s, 0, 0, 1, 1, 1, %s)",
+            [batch.id, ["file-0", image.id]],
+        )
+    assert client.files.delete(image.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(image.id)
+    assert list(store.keys(f"files/{image.id}")) == [f"files/{image.id}"] * (status == "in_progress")
+
+
+@pytest.mark.parametrize(
     ("data", "code", "param"),
     [
         ({}, "missing_required_parameter", "purpose"),

@@ -66,6 +66,25 @@ def test_file_is_deleted_after_its_batch_and_its_digest_is_audited(stack: Stack,
     assert (row["sha256"], row["size_bytes"], row["project_id"]) == (b"abc", len(line(1)), "p")
 
 
+@pytest.mark.parametrize("project", ["p", "q"])
+@pytest.mark.parametrize("change", [DELETED, EXPIRED])
+def test_image_is_kept_until_its_batch_has_ended(stack: Stack, change: str, project: str) -> None:
+    stack.started(line(1))
+    stack.sql("INSERT INTO projects (id, name) VALUES ('q', 'q')")
+    stack.sql(
+        "INSERT INTO files (id, project_id, purpose, filename, size_bytes, sha256)"
+        " VALUES ('file-a', %s, 'vision', '', 1, '')",
+        project,
+    )
+    stack.sql("UPDATE segments SET files = '{file-b,file-a}'")
+    stack.sql(change)
+    sweep_once(stack)
+    assert ("file-a" in files(stack)) == (project == "p")
+    stack.sql("UPDATE batches SET status = 'cancelled'")
+    sweep_once(stack)
+    assert files(stack) == []
+
+
 def test_files_before_their_expiry_are_kept(stack: Stack) -> None:
     output = complete(stack)["output_file_id"]
     sweep_once(stack)

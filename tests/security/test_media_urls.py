@@ -121,7 +121,7 @@ def test_messages_of_embeddings_are_checked(field: str, *, is_batched: bool) -> 
     [
         ({"type": "file", "file": {"file_id": "file-123"}}, "file.file_id"),
         ({"type": "input_image", "file_id": "file-123"}, "file_id"),
-        ({"type": "image_url", "image_url": {"file_id": "file-123"}}, "image_url.file_id"),
+        ({"type": "input_audio", "input_audio": {"file_id": "file-123"}}, "input_audio.file_id"),
     ],
 )
 def test_uploaded_file_as_media_is_refused_with_the_remedy(part: dict[str, Any], place: str) -> None:

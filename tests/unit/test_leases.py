@@ -16,6 +16,7 @@ from ray_job.contract.leases import (
     EndResponse,
     Failure,
     Lease,
+    LeasedFile,
     Message,
     MessageError,
     PartUrls,
@@ -81,6 +82,28 @@ def test_lease_names_its_segment_and_epoch() -> None:
         cache_salt="",
     )
     assert lease.ref == SegmentRef(batch_id="b", segment=3, epoch=2)
+
+
+def test_lease_without_files_is_readable_by_an_earlier_version_and_its_lease_by_this_one() -> None:
+    plain = Lease(
+        batch_id="b",
+        segment=3,
+        epoch=2,
+        endpoint="",
+        url="",
+        start=0,
+        end=1,
+        rows=1,
+        tokens=1,
+        done="0",
+        cache_salt="",
+    )
+    assert {"files", "media_bytes"}.isdisjoint(json.loads(plain.to_json()))
+    assert Lease.from_json(plain.to_json()) == plain
+    named = dataclasses.replace(plain, files=(LeasedFile(id="file-1", size_bytes=1, url="u"),), media_bytes=9)
+    assert json.loads(named.to_json())["files"] == [{"id": "file-1", "size_bytes": 1, "url": "u"}]
+    with pytest.raises(MessageError, match="files"):
+        Lease.from_json(named.to_json().replace(b'"files":[', b'"files":[3,'))
 
 
 @pytest.mark.parametrize(("value", "read"), [(3, 3.0), (0, 0.0), (2.5, 2.5), (2**61, 2.0**61)])

@@ -133,6 +133,20 @@ def test_lines_that_are_done_are_skipped(tmp_path: Path) -> None:
     assert plan(lines, tmp_path, skipped=[1, 2, 3]) == []
 
 
+def test_segment_names_its_files_once_and_counts_them_as_data_urls(tmp_path: Path) -> None:
+    small, large = ("file-small", 3_000), ("file-large", 300_000)
+    files = {1: [small, small], 3: [("file-other", 1), small], 4: [large]}
+    with PlanBuilder(Workspace(tmp_path), skipped={2}) as builder:
+        builder.add(1, [line(number, str(number)) for number in range(1, 5)], files)
+        segments = builder.write(MemoryObjectStore(), BATCH, merge_equal=True)
+    one, many = sorted(segments, key=lambda segment: segment.rows)
+    assert (one.rows, one.files) == (1, ("file-large",))
+    assert one.media_bytes >= 400_000
+    assert one.tokens > SEGMENT_TOKENS
+    assert (many.rows, many.files) == (2, ("file-small", "file-other"))
+    assert 12_000 < many.media_bytes < 12_200
+
+
 def test_row_larger_than_a_segment_is_one_by_itself(tmp_path: Path) -> None:
     lines = [line(1, "a"), line(2, "b" * (SEGMENT_BYTES + 1)), line(3, "c"), line(4, "d", max_tokens=SEGMENT_TOKENS)]
     planned = plan(lines, tmp_path)

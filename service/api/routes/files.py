@@ -93,10 +93,12 @@ def find_file(backends: Backends, project: Project, file_id: str, *, reader: Act
     "",
     operation_id="createFile",
     summary="Upload a file",
-    description="Upload a file as a multipart form. Files with purpose `batch` are the input of batches.",
+    description="Upload a file as a multipart form. Files with purpose `batch` are the input of batches, those with "
+    "purpose `vision` images that their lines name.",
     responses=described(
         {
-            400: "The form or a field is invalid, or a batch file is not JSON Lines (`invalid_file_format`).",
+            400: "The form or a field is invalid, a batch file is not JSON Lines, or a vision file no image "
+            "(`invalid_file_format`).",
             413: "The file is too large.",
             429: f"The project has no room for that many bytes (`insufficient_quota`). {NO_ROOM} {TOO_MANY_WRONG_KEYS}",
         },

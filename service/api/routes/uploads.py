@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from ray_job.contract.media import HEAD_BYTES, image_type
+from ray_job.contract.media import MAX_FILE_BYTES as MAX_IMAGE_BYTES
 from service.api.dependencies import BackendsDependency, SubmitAccess
 from service.api.errors import invalid_request
 from service.api.schemas import MAX_EXPIRY_S, MIN_EXPIRY_S, ExpirySeconds, FilePurpose
@@ -36,12 +38,13 @@ UPLOAD_BODY: Final = {
                         "type": "string",
                         "contentMediaType": "application/octet-stream",
                         "description": "The content. With purpose `batch`: JSON Lines in UTF-8, one request per line, "
-                        "at most 200 MiB; otherwise at most 512 MiB.",
+                        "at most 200 MiB; with purpose `vision`: a PNG, JPEG, WebP or GIF image of at most 20 MiB; "
+                        "otherwise at most 512 MiB.",
                     },
                     "purpose": {
                         "type": "string",
                         "enum": list(get_args(FilePurpose)),
-                        "description": "`batch` for input files.",
+                        "description": "`batch` for input files, `vision` for images that their lines name.",
                     },
                     "expires_after[anchor]": {
                         "type": "string",
@@ -108,6 +111,30 @@ def check_batch_file(file: UploadFile) -> None:
     raise InvalidRequestError(
         f"Invalid file format for Batch API. Must be .jsonl. {problem}.", param="file", code="invalid_file_format"
     )
+
+
+def check_image_file(file: UploadFile) -> None:
+    """Check the size and the type of a file with purpose ``vision``.
+
+    Raises:
+        InvalidRequestError: the file is too large, or it is no image that lines of a batch may name.
+    """
+    size_bytes = file.size or 0
+    if size_bytes > MAX_IMAGE_BYTES:
+        raise InvalidRequestError(
+            f"The file has {size_bytes:,} bytes; a file with purpose vision may have at most "
+            f"{MAX_IMAGE_BYTES // _MIB} MB ({MAX_IMAGE_BYTES:,} bytes). Use a smaller image.",
+            status_code=413,
+            param="file",
+        )
+    head = file.file.read(HEAD_BYTES)
+    file.file.seek(0)
+    if image_type(head) is None:
+        raise InvalidRequestError(
+            "A file with purpose vision must be a PNG, JPEG, WebP or GIF image. Convert it to one of these formats.",
+            param="file",
+            code="invalid_file_format",
+        )
 
 
 class _FormParser(MultiPartParser):
@@ -199,6 +226,8 @@ async def parsed_upload(
                     )
             if upload.purpose == "batch":
                 check_batch_file(file)
+            elif upload.purpose == "vision":
+                check_image_file(file)
             yield upload
         finally:
             await form.close()

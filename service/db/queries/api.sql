@@ -100,10 +100,15 @@ WHERE id = %(id)s AND project_id = %(project_id)s
 FOR UPDATE
 
 -- name: file_is_in_use
+-- As the input file of a batch, or as an image of its lines.
 SELECT EXISTS (
     SELECT FROM batches
     WHERE input_file_id = %(id)s AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
       AND project_id = %(project_id)s
+) OR EXISTS (
+    SELECT FROM segments JOIN batches ON batches.id = batch_id
+    WHERE files <> '{}' AND files @> ARRAY[%(id)s::text]
+      AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling') AND project_id = %(project_id)s
 ) AS in_use
 
 -- name: hide_file

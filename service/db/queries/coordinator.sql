@@ -105,7 +105,14 @@ WITH at_risk AS (
     WHERE segments.batch_id = free.batch_id AND segments.number = free.number
     RETURNING segments.*, place
 )
-SELECT batch_id, project_id, number AS segment, epoch, endpoint, start_byte, end_byte, rows, tokens, rows_done
+SELECT batch_id, project_id, number AS segment, epoch, endpoint, start_byte, end_byte, rows, tokens, rows_done,
+       media_bytes,
+       -- The size is NULL for a file that is gone, or that the project does not own.
+       CASE WHEN leased.files <> '{}' THEN (
+           SELECT jsonb_agg(jsonb_build_array(named.id, files.size_bytes))
+           FROM unnest(leased.files) AS named (id)
+           LEFT JOIN files ON files.id = named.id AND files.project_id = batches.project_id AND purpose = 'vision'
+       ) END AS files
 FROM leased JOIN batches ON batches.id = batch_id
 ORDER BY place
 

@@ -41,6 +41,11 @@ ON CONFLICT (only_row) DO UPDATE SET leader = EXCLUDED.leader, beat_at = EXCLUDE
 -- name: input_file_of_batch
 SELECT id, purpose, size_bytes, line_count, deleted_at, expires_at FROM files WHERE id = %(file_id)s AND project_id = %(project_id)s
 
+-- name: find_images
+SELECT id, size_bytes FROM files
+WHERE id = ANY (%(ids)s) AND project_id = %(project_id)s AND purpose = 'vision'
+  AND deleted_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+
 -- name: accept_batch
 UPDATE batches
 SET status = 'in_progress', model = %(model)s, total = %(total)s, enqueued_requests = %(total)s,
@@ -58,9 +63,12 @@ WHERE id = %(batch_id)s AND status = 'in_progress' AND domain IS NULL
 RETURNING id
 
 -- name: insert_segments
-INSERT INTO segments (batch_id, number, start_byte, end_byte, rows, tokens)
-SELECT %(batch_id)s, * FROM unnest(%(numbers)s::integer[], %(start_bytes)s::bigint[], %(end_bytes)s::bigint[],
-                                   %(rows)s::integer[], %(tokens)s::bigint[])
+-- The ids of files are joined by commas, because an array of arrays of different lengths does not exist.
+INSERT INTO segments (batch_id, number, start_byte, end_byte, rows, tokens, media_bytes, files)
+SELECT %(batch_id)s, number, start_byte, end_byte, rows, tokens, media_bytes, string_to_array(files, ',')
+FROM unnest(%(numbers)s::integer[], %(start_bytes)s::bigint[], %(end_bytes)s::bigint[], %(rows)s::integer[],
+            %(tokens)s::bigint[], %(media_bytes)s::bigint[], %(files)s::text[])
+    AS segment (number, start_byte, end_byte, rows, tokens, media_bytes, files)
 
 -- name: insert_earlier_part
 -- A part that a job of an earlier version wrote.

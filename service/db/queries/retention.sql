@@ -16,6 +16,10 @@ WHERE least(deleted_at, expires_at) <= now()
     SELECT FROM batches
     WHERE input_file_id = files.id AND project_id = files.project_id
       AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))
+  AND NOT (purpose = 'vision' AND EXISTS (
+    SELECT FROM segments JOIN batches ON batches.id = batch_id
+    WHERE segments.files <> '{}' AND segments.files @> ARRAY[files.id] AND batches.project_id = files.project_id
+      AND status IN ('validating', 'in_progress', 'finalizing', 'cancelling')))
 ORDER BY least(deleted_at, expires_at)
 LIMIT %(limit)s
 
