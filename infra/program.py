@@ -26,7 +26,8 @@ from infra.stack_file.sections import CloudNativePgSection, ExternalDatabaseSect
 from infra.tenancy.credentials import Credentials
 from infra.tenancy.job_networks import JobNetworks
 from infra.tenancy.namespaces import Namespaces
-from infra.tenancy.network import Network, NetworkArgs, Networks, Pods
+from infra.tenancy.network import NetworkArgs, Networks, Pods
+from infra.tenancy.network_policies import Network
 from infra.tenancy.rbac import Rbac
 from infra.tenancy.trust import CaBundle
 
@@ -189,6 +190,7 @@ def _network_args(config: StackConfig, postgres: DatabaseConnection, store: Obje
         object_store=object_store,
         object_store_port=port(store.endpoint_url),
         object_store_setup=setup,
+        plugin=network.plugin,
         kubernetes_api=tuple(network.kubernetes_api.networks),
         kubernetes_api_port=network.kubernetes_api.port,
         kuberay_namespace=file.kuberay.namespace,
@@ -198,7 +200,9 @@ def _network_args(config: StackConfig, postgres: DatabaseConnection, store: Obje
         client_namespaces=tuple(api.client_namespaces),
         monitoring_namespace=network.monitoring_namespace or "",
         oidc_networks=tuple(network.oidc_networks),
+        oidc_hosts=tuple(network.oidc_hosts),
         webhook_networks=tuple(network.webhook_networks),
+        webhook_hosts=tuple(network.webhook_hosts),
         syslog_networks=tuple(file.audit_export.networks) if file.audit_export else (),
         syslog_port=file.audit_export.syslog_port if file.audit_export else 0,
         endpoint_networks=tuple(network.endpoint_networks) if endpoints else (),

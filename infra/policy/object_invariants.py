@@ -28,6 +28,7 @@ _CLUSTER_SCOPED: Final = (
     "ValidatingAdmissionPolicyBinding",
 )
 _RBAC_ROLES: Final = ("Role", "ClusterRole")
+_WIDE_ENTITIES: Final = frozenset({"all", "world", "world-ipv4", "world-ipv6", "cluster", "cluster-mesh"})
 _DIGESTS: Final = "cloister.dev/"
 """Prefix of annotations with digests of a pod's configuration; the digest of a secret is a secret for Pulumi."""
 
@@ -82,9 +83,17 @@ def data_problems(manifest: Manifest) -> Problems:
 
 
 def network_problems(manifest: Manifest) -> Problems:
-    """Check the peers of a NetworkPolicy, the type of a Service, and the TLS of an Ingress."""
+    """Check the peers of a network policy, the type of a Service, and the TLS of an Ingress."""
     spec: dict[str, Any] = manifest.body.get("spec") or {}
-    if manifest.kind == "NetworkPolicy":
+    if manifest.kind == "CiliumNetworkPolicy":
+        yield from _cilium_problems(manifest.body)
+    elif manifest.kind == "NetworkPolicy" and manifest.body.get("apiVersion") == "projectcalico.org/v3":
+        for direction in ("ingress", "egress"):
+            for rule in spec.get(direction) or ():
+                peer = rule.get("source" if direction == "ingress" else "destination") or {}
+                if rule.get("action") == "Allow" and not (peer.get("services") or {}).get("name"):
+                    yield "no_open_flows", f"its {direction} is open to more than one Service"
+    elif manifest.kind == "NetworkPolicy":
         for direction, side in (("ingress", "from"), ("egress", "to")):
             for rule in spec.get(direction) or ():
                 peers = rule.get(side) or ()
@@ -104,3 +113,24 @@ def network_problems(manifest: Manifest) -> Problems:
         for rule in spec.get("rules") or ():
             if rule.get("host") not in tls_hosts:
                 yield "reached_by_ingress_only", f"the host {rule.get('host')!r} has no TLS"
+
+
+def _cilium_problems(body: dict[str, Any]) -> Problems:
+    """Check the rules of a CiliumNetworkPolicy: each names narrow peers, and its ports."""
+    specs = [body.get("spec") or {}, *(body.get("specs") or ())]
+    for direction, side in (("ingress", "from"), ("egress", "to")):
+        for rule in (rule for spec in specs for rule in spec.get(direction) or ()):
+            peers = {key: value for key, value in rule.items() if key.startswith(side) and key != "toPorts"}
+            if not peers or not all(peers.values()):
+                yield "no_open_flows", f"its {direction} has a rule without peers"
+            if not rule.get("toPorts"):
+                yield "no_open_flows", f"its {direction} is open on every port"
+            if wide := sorted(set(peers.get(f"{side}Entities") or ()) & _WIDE_ENTITIES):
+                yield "no_open_flows", f"its {direction} is open to {', '.join(wide)}"
+            if any(not endpoint.get("matchLabels") for endpoint in peers.get(f"{side}Endpoints") or ()):
+                yield "no_open_flows", f"its {direction} is open to every pod"
+            if any("*" in name.get("matchPattern", "") for name in peers.get("toFQDNs") or ()):
+                yield "no_open_flows", f"its {direction} is open to every host name of a pattern"
+            cidrs = [*(peers.get(f"{side}CIDR") or ()), *(each["cidr"] for each in peers.get(f"{side}CIDRSet") or ())]
+            if any(str(cidr).endswith("/0") for cidr in cidrs):
+                yield "no_open_flows", f"its {direction} is open to every address"

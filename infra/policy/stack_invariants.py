@@ -18,7 +18,9 @@ def default_deny(manifests: Sequence[Manifest]) -> StackProblems:
     denied = set()
     for manifest in manifests:
         spec = manifest.body.get("spec") or {}
-        selects_all = manifest.kind == "NetworkPolicy" and not spec.get("podSelector")
+        # A policy of Calico has the same kind, but other fields.
+        is_plain = manifest.kind == "NetworkPolicy" and manifest.body.get("apiVersion") == "networking.k8s.io/v1"
+        selects_all = is_plain and not spec.get("podSelector")
         both_directions = set(spec.get("policyTypes") or ()) == {"Ingress", "Egress"}
         if selects_all and both_directions and not spec.get("ingress") and not spec.get("egress"):
             denied.add(manifest.namespace)

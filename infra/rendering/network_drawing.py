@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from infra.kubernetes.naming import StackNames
 from infra.rendering.generated_page import write_or_check
-from infra.tenancy.network import Flow, NetworkArgs, Networks, Pods, flows
+from infra.tenancy.network import Entities, Flow, Hosts, NetworkArgs, Networks, Peer, Pods, flows
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "network.md"
 
@@ -23,6 +24,27 @@ also the source of the network policies. A test compares the two. Names and addr
 Every pod of the stack can query the cluster's DNS; the drawings omit that. The namespaces of KubeRay's operator and of
 NVIDIA's device plugin, if a stack deploys them, deny everything else too: the operator reaches the API server, Ray
 heads and DNS; the plugin reaches nothing.
+
+## Network plugins
+
+`network.plugin` names the cluster's network plugin. All policies are plain NetworkPolicies, except where these cannot
+express a flow:
+
+| plugin | flow | policy |
+|---|---|---|
+| `kubernetes` | none | NetworkPolicy; the API server by its addresses |
+| `calico` | to the API server | NetworkPolicy of `projectcalico.org/v3`, for the Service `kubernetes` |
+| `cilium` | to the API server | CiliumNetworkPolicy, entity `kube-apiserver` |
+| `cilium` | to named hosts | CiliumNetworkPolicy, `toFQDNs`, and DNS rules for the pods that use them |
+| `cilium` | from a controller on nodes or of Cilium | CiliumNetworkPolicy, entities of `controller_entities` |
+
+By default Cilium matches no node and no pod by CIDR (`policy-cidr-match-mode`), so `dns_networks` also opens port 53 of
+the pod's own node (entity `host`), and `controller_networks` matches no controller on a node. The default deny and the
+policy of each job are plain NetworkPolicies with every plugin.
+
+No test runs on Calico, Cilium or a gateway controller. The API server of the test cluster checks the manifests for
+Cilium and the Gateway API against the definitions of Cilium 1.20 and Gateway API 1.4; nothing checks those for Calico.
+Run `cloister doctor` on your cluster.
 """
 
 
@@ -67,11 +89,24 @@ EXTERNAL: Final = NetworkArgs(
     kubernetes_api=_KUBERNETES_API,
     ingress_namespace="ingress-nginx",
 )
+CILIUM: Final = NetworkArgs(
+    names=_NAMES,
+    plugin="cilium",
+    database=Networks(name="customer's Postgres", cidrs=("10.20.0.5/32",)),
+    object_store=_CUSTOMER_S3,
+    object_store_port=443,
+    ingress_entities=("ingress",),
+    dns_networks=("169.254.20.10/32",),
+    oidc_hosts=("login.acme.example",),
+    webhook_hosts=("hooks.acme.example",),
+)
+CALICO: Final = replace(EXTERNAL, plugin="calico", kubernetes_api=())
 EXAMPLES: Final[Mapping[str, NetworkArgs]] = {
     "Everything in the cluster: bundled database and object store, an ingress, metrics": BUNDLED,
     "CloudNativePG with backups to the customer's S3, clients inside the cluster, webhooks, export of the audit log, "
     "the http engine": (CLOUDNATIVE_PG),
     "The customer's own Postgres and S3": EXTERNAL,
+    "Cilium and its Gateway: the customer's own Postgres and S3, webhooks and OpenID Connect by host name": CILIUM,
 }
 """The examples of the page, by title."""
 
@@ -103,9 +138,12 @@ def drawing(names: StackNames, shown: Iterable[Flow]) -> Iterator[str]:
     peers = list(dict.fromkeys(peer for flow in shown for peer in (flow.source, flow.target)))
     ids = {peer: f"p{number}" for number, peer in enumerate(peers)}
 
-    def node(peer: Pods | Networks) -> str:
-        addresses = f"<br>{', '.join(peer.cidrs)}" if isinstance(peer, Networks) else ""
-        return f'{ids[peer]}["{peer.name}{addresses}"]'
+    def node(peer: Peer) -> str:
+        match peer:
+            case Networks(cidrs=found) | Hosts(hosts=found) | Entities(entities=found):
+                return f'{ids[peer]}["{peer.name}<br>{", ".join(found)}"]'
+            case _:
+                return f'{ids[peer]}["{peer.name}"]'
 
     own = [peer for peer in peers if isinstance(peer, Pods) and peer.labels]
     yield "flowchart LR"

@@ -37,6 +37,7 @@ def deploy_platform(config: StackConfig, opts: pulumi.ResourceOptions) -> tuple[
             namespace=file.kuberay.namespace,
             image=file.images.mirrored(file.images.kuberay_operator),
             placement=placement(pools["system"]),
+            network_plugin=file.network.plugin,
             kubernetes_api=tuple(file.network.kubernetes_api.networks),
             kubernetes_api_port=file.network.kubernetes_api.port,
             dns_namespace=file.network.dns_namespace,

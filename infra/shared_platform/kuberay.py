@@ -11,7 +11,8 @@ from infra.kubernetes.images import PULL_SECRET, ImageReference
 from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, resources
 from infra.shared_platform.namespace import platform_namespace
-from infra.tenancy.network import DNS_PORT, RAY_DASHBOARD_PORT
+from infra.stack_file.cluster_sections import NetworkPlugin
+from infra.tenancy.network import DNS_PORT, RAY_DASHBOARD_PORT, Entities, Flow, Networks, Pods, api_server
 
 CHART: Final = "kuberay-operator"
 COMPONENT: Final = "kuberay"
@@ -31,7 +32,8 @@ class KubeRayArgs:
         namespace: namespace of the operator; the component creates it.
         image: image of the operator.
         placement: ``nodeSelector`` and ``tolerations``.
-        kubernetes_api: networks of the cluster's API server.
+        network_plugin: the network plugin of the cluster.
+        kubernetes_api: networks of the cluster's API server, which plain NetworkPolicies name.
         kubernetes_api_port: port of the API server in these networks.
         dns_namespace: namespace of the cluster's DNS.
         dns_networks: addresses of a DNS cache that is not a pod.
@@ -45,7 +47,8 @@ class KubeRayArgs:
     namespace: str
     image: ImageReference
     placement: Mapping[str, Any]
-    kubernetes_api: tuple[str, ...]
+    network_plugin: NetworkPlugin = "kubernetes"
+    kubernetes_api: tuple[str, ...] = ()
     kubernetes_api_port: int = 6443
     dns_namespace: str = "kube-system"
     dns_networks: tuple[str, ...] = ()
@@ -80,18 +83,34 @@ def operator_values(args: KubeRayArgs) -> dict[str, Any]:
 
 
 def operator_egress(args: KubeRayArgs) -> list[dict[str, Any]]:
-    """Return the operator's egress rules: API server, DNS, and the dashboards of Ray heads in all namespaces."""
+    """Return the operator's egress rules: API server, DNS, and the dashboards of Ray heads in all namespaces.
+
+    A policy of the network plugin allows the API server where a NetworkPolicy cannot (``operator_plugin_egress``).
+    """
     heads = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"ray.io/node-type": "head"}}}
     dns = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": args.dns_namespace}}}
     caches = [{"ipBlock": {"cidr": cidr}} for cidr in args.dns_networks]
-    return [
-        {
-            "to": [{"ipBlock": {"cidr": cidr}} for cidr in args.kubernetes_api],
-            "ports": [{"port": args.kubernetes_api_port, "protocol": "TCP"}],
-        },
+    rules = [
         {"to": [heads], "ports": [{"port": RAY_DASHBOARD_PORT, "protocol": "TCP"}]},
         {"to": [dns, *caches], "ports": [{"port": DNS_PORT, "protocol": protocol} for protocol in ("UDP", "TCP")]},
     ]
+    server = api_server(args.network_plugin, args.kubernetes_api)
+    if isinstance(server, Networks):
+        rules.insert(0, {"to": server.selectors(), "ports": [{"port": args.kubernetes_api_port, "protocol": "TCP"}]})
+    return rules
+
+
+def operator_plugin_egress(args: KubeRayArgs) -> list[Flow]:
+    """Return the operator's flows that only a policy of the network plugin can express."""
+    server = api_server(args.network_plugin, args.kubernetes_api)
+    if isinstance(server, Networks):
+        return []
+    operator = Pods(name=COMPONENT, namespace=args.namespace)
+    found = [Flow(source=operator, target=server, ports=(args.kubernetes_api_port,), why="RayJobs")]
+    if args.dns_networks and isinstance(server, Entities):
+        cache = Entities(name="DNS cache of the node", entities=("host",))
+        found.append(Flow(source=operator, target=cache, ports=(DNS_PORT,), protocols=("UDP", "TCP"), why="names"))
+    return found
 
 
 class KubeRay(pulumi.ComponentResource):
@@ -112,6 +131,7 @@ class KubeRay(pulumi.ComponentResource):
             profile="restricted",
             docker_config=args.docker_config,
             egress=operator_egress(args),
+            plugin_egress=operator_plugin_egress(args),
             parent=self,
         )
         # A chart is below the path of an OCI registry, or has a name in a chart repository.

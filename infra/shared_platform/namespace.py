@@ -1,6 +1,6 @@
 """Namespace of a platform component, which denies all connections by default."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import pulumi
@@ -8,6 +8,8 @@ from pulumi_kubernetes import core, meta, networking
 
 from infra.kubernetes.images import PULL_SECRET
 from infra.kubernetes.naming import StackNames
+from infra.tenancy.network import Flow, Pods
+from infra.tenancy.network_policies import plugin_policies, policy_resource
 from ray_job.contract.cluster import DEFAULT_DENY
 
 
@@ -19,6 +21,7 @@ def platform_namespace(
     profile: Literal["restricted", "privileged"],
     docker_config: pulumi.Input[str] | None,
     egress: Sequence[dict[str, Any]] = (),
+    plugin_egress: Iterable[Flow] = (),
     parent: pulumi.Resource,
 ) -> list[pulumi.Resource]:
     """Create a namespace with its network policies and pull secret.
@@ -30,6 +33,7 @@ def platform_namespace(
         profile: profile of Kubernetes' pod security standards.
         docker_config: content of the pull secret; None if the registry requires no login.
         egress: rules of a NetworkPolicy for its pods. No connection to its pods is allowed.
+        plugin_egress: flows from its pods that only a policy of the network plugin can express.
         parent: the component's resource.
 
     Returns:
@@ -54,6 +58,8 @@ def platform_namespace(
                 opts=inside,
             )
         )
+    of_plugin = plugin_policies(Pods(name=component, namespace=name), plugin_egress, labels)
+    resources += [policy_resource(manifest, inside) for manifest in of_plugin]
     if docker_config is not None:
         resources.append(
             core.v1.Secret(

@@ -8,10 +8,12 @@ from pydantic import ConfigDict, Field
 
 from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage, gpu_taint
 from infra.kubernetes.images import ImageReference
-from infra.stack_file.values import Cidr, Cidrs, DnsLabel, Image, Nodes, Port, Registry, WebUrl
+from infra.stack_file.values import Cidr, DnsLabel, HostName, Image, Nodes, Port, Registry, WebUrl
 from ray_job.contract.accelerators import Accelerator, ImageVariant
 from service.config_sections import Section, key
 from service.model_catalogue import Count
+
+NetworkPlugin = Literal["kubernetes", "calico", "cilium"]
 
 _EXAMPLE_DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
 
@@ -28,16 +30,28 @@ class KubernetesSection(Section):
 
 
 class KubernetesApiSection(Section):
-    """Addresses of the cluster's API server. Network policies need them: they cannot select it by label."""
+    """Addresses of the cluster's API server. A plain NetworkPolicy needs them: it cannot select the server by label."""
 
-    networks: Cidrs = key("the addresses that `kubectl get endpointslices -n default` lists", ["10.0.0.10/32"])
-    port: Port = key("its port at these addresses", 6443, default=6443)
+    networks: list[Cidr] = key(
+        "the addresses that `kubectl get endpointslices -n default` lists; required for `network.plugin: kubernetes`, "
+        "not used by the others, which know the API server",
+        ["10.0.0.10/32"],
+        default=[],
+    )
+    port: Port = key("its port at these addresses; Calico takes it from the Service `kubernetes`", 6443, default=6443)
 
 
 class NetworkSection(Section):
     """Destinations that pods may reach besides each other. All other traffic is refused."""
 
-    kubernetes_api: KubernetesApiSection = key("see below", {})
+    plugin: NetworkPlugin = key(
+        "the plugin that enforces network policies; `kubernetes` for any that enforces NetworkPolicy and matches nodes "
+        "by address. `cilium` (1.15 or newer) needs its DNS proxy for `webhook_hosts` and `oidc_hosts`. `calico` "
+        "(3.20 or newer) needs the API projectcalico.org/v3",
+        "cilium",
+        default="kubernetes",
+    )
+    kubernetes_api: KubernetesApiSection = key("see below", {}, default=KubernetesApiSection())
     dns_namespace: DnsLabel = key("namespace of the cluster's DNS", "kube-system", default="kube-system")
     dns_networks: list[Cidr] = key(
         "further DNS servers, as of NodeLocal DNSCache: the `nameserver` in a pod's /etc/resolv.conf",
@@ -47,8 +61,19 @@ class NetworkSection(Section):
     webhook_networks: list[Cidr] = key(
         "destinations of webhooks, on port 443; without any, no webhook is delivered", ["10.40.0.0/16"], default=[]
     )
+    webhook_hosts: list[HostName] = key(
+        "destinations of webhooks by name, on port 443, with Cilium only. One with a private address needs its network "
+        "in `webhook_networks` too",
+        ["hooks.acme.example"],
+        default=[],
+    )
     oidc_networks: list[Cidr] = key(
         "addresses of `oidc.jwks_url`, which API pods may reach on port 443", ["10.60.0.10/32"], default=[]
+    )
+    oidc_hosts: list[HostName] = key(
+        "host of `oidc.jwks_url`, which API pods may reach on port 443, with Cilium only",
+        ["login.acme.example"],
+        default=[],
     )
     endpoint_networks: list[Cidr] = key("endpoints of models in the http engine", ["10.50.0.10/32"], default=[])
     monitoring_namespace: DnsLabel | None = key(

@@ -83,8 +83,27 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
         if version < MIN_KUBERAY:
             least = ".".join(map(str, MIN_KUBERAY))
             yield f"kuberay.chart.version: must be at least {least}.0, not {kuberay.chart.version!r}"
+    yield from network_rules(sections)
     if kuberay and network and kuberay.namespace == network.dns_namespace:
         yield f"kuberay.namespace: {kuberay.namespace} belongs to the cluster; use another one for the operator"
+
+
+def network_rules(sections: Sections) -> Problems:
+    """Check that the network plugin can express the ends of connections."""
+    network: NetworkSection | None = sections.get("network")
+    if network is None:
+        return
+    if network.plugin == "kubernetes" and not network.kubernetes_api.networks:
+        yield (
+            "network.kubernetes_api.networks: is required with network.plugin kubernetes; "
+            "`kubectl get endpointslices -n default` lists the addresses"
+        )
+    for purpose in ("webhook", "oidc"):
+        if network.plugin != "cilium" and getattr(network, f"{purpose}_hosts"):
+            yield (
+                f"network.{purpose}_hosts: network.plugin {network.plugin} cannot allow host names, only cilium can; "
+                f"list addresses in network.{purpose}_networks"
+            )
 
 
 def image_rules(sections: Sections) -> Problems:

@@ -1,20 +1,19 @@
 """Network flows of a stack, and the network policies that allow them.
 
 The namespaces of a stack deny every connection in both directions. A flow allows connections from one peer to the
-ports of another. Where both peers are pods of the stack, the policies of both allow it. The launcher creates the policy
-of flows within one job, with the job (``service.adapters.rayjob_templates``). docs/network.md is generated from the
-same flows (``infra.rendering.network_drawing``).
+ports of another. Where both peers are pods of the stack, the policies of both allow it (``network_policies``). The
+launcher creates the policy of flows within one job, with the job (``service.adapters.rayjob_templates``). It is a plain
+NetworkPolicy with every network plugin: its peers are pods of one namespace. docs/network.md is generated from the same
+flows (``infra.rendering.network_drawing``).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import pulumi
-from pulumi_kubernetes import meta, networking
-
 from infra.kubernetes.naming import StackNames
-from ray_job.contract.cluster import API_PORT, COORDINATOR_PORT, DEFAULT_DENY, RECONCILER_PORT
+from infra.stack_file.cluster_sections import NetworkPlugin
+from ray_job.contract.cluster import API_PORT, COORDINATOR_PORT, RECONCILER_PORT
 
 DNS_PORT: Final = 53
 RAY_DASHBOARD_PORT: Final = 8265
@@ -58,6 +57,43 @@ class Networks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entities:
+    """Peers that Cilium identifies by their role, as an end of a flow.
+
+    Source: https://docs.cilium.io/en/v1.20/security/policy/layer3/#entities-based
+    """
+
+    name: str
+    entities: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """Host names as the target of a flow. Cilium allows the addresses that its DNS proxy saw in answers for them.
+
+    Source: https://docs.cilium.io/en/v1.20/security/policy/layer3/#dns-based
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubernetesService:
+    """Endpoints of a Service as the target of a flow. Calico takes addresses and ports from its EndpointSlices.
+
+    Source: https://docs.tigera.io/calico/latest/network-policy/policy-rules/service-policy (3.32)
+    """
+
+    name: str
+    service: str
+    namespace: str
+
+
+Peer = Pods | Networks | Entities | Hosts | KubernetesService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
     """Connections that are allowed.
 
@@ -67,15 +103,17 @@ class Flow:
         ports: the target's ports; empty for all ports.
         why: purpose, in a few words.
         protocols: protocols of the ports.
-        is_within_job: whether both ends are pods of one job. No policy of this module allows it.
+        is_within_job: whether both ends are pods of one job. No policy of the program allows it.
+        resolves_hosts: whether Cilium's DNS proxy reads the answers, for the addresses of ``Hosts``.
     """
 
-    source: Pods | Networks
-    target: Pods | Networks
+    source: Peer
+    target: Peer
     ports: tuple[int, ...]
     why: str
     protocols: tuple[Literal["TCP", "UDP"], ...] = ("TCP",)
     is_within_job: bool = False
+    resolves_hosts: bool = False
 
     def port_list(self) -> dict[str, Any]:
         """Return the ``ports`` field of a NetworkPolicy rule; no field for all ports."""
@@ -92,7 +130,8 @@ class NetworkArgs:
         database: Postgres.
         object_store: the S3 server.
         object_store_port: its port.
-        kubernetes_api: networks of the cluster's API server.
+        plugin: the network plugin of the cluster.
+        kubernetes_api: networks of the cluster's API server, which plain NetworkPolicies name.
         database_port: port of Postgres.
         cloudnative_pg_namespace: namespace of CloudNativePG's operator; empty without it.
         has_database_backups: whether CloudNativePG writes backups to the object store.
@@ -101,11 +140,15 @@ class NetworkArgs:
         kuberay_namespace: namespace of KubeRay's operator.
         dns_namespace: namespace of the cluster's DNS.
         dns_networks: addresses of a DNS cache that is not a pod, such as one on each node.
-        ingress_namespace: namespace of the ingress controller; empty without an ingress.
+        ingress_namespace: namespace of the ingress or gateway controller; empty if no pod there sends requests.
+        ingress_networks: addresses of a controller that is not a pod, or runs on the network of its node.
+        ingress_entities: entities of Cilium of such a controller.
         client_namespaces: namespaces whose pods call the API inside the cluster.
         monitoring_namespace: namespace of Prometheus; empty without it.
         oidc_networks: addresses of the public keys of the OpenID Connect issuer.
+        oidc_hosts: host names of the same, with Cilium.
         webhook_networks: networks of webhook receivers.
+        webhook_hosts: host names of webhook receivers, with Cilium.
         syslog_networks: addresses of the syslog server that receives the audit log; empty for no export.
         syslog_port: its port.
         endpoint_networks: networks of the http engine's endpoints.
@@ -116,7 +159,8 @@ class NetworkArgs:
     database: Pods | Networks
     object_store: Pods | Networks
     object_store_port: int
-    kubernetes_api: tuple[str, ...]
+    kubernetes_api: tuple[str, ...] = ()
+    plugin: NetworkPlugin = "kubernetes"
     database_port: int = 5432
     cloudnative_pg_namespace: str = ""
     has_database_backups: bool = False
@@ -126,10 +170,14 @@ class NetworkArgs:
     dns_namespace: str = "kube-system"
     dns_networks: tuple[str, ...] = ()
     ingress_namespace: str = ""
+    ingress_networks: tuple[str, ...] = ()
+    ingress_entities: tuple[str, ...] = ()
     client_namespaces: tuple[str, ...] = ()
     monitoring_namespace: str = ""
     oidc_networks: tuple[str, ...] = ()
+    oidc_hosts: tuple[str, ...] = ()
     webhook_networks: tuple[str, ...] = ()
+    webhook_hosts: tuple[str, ...] = ()
     syslog_networks: tuple[str, ...] = ()
     syslog_port: int = 6514
     endpoint_networks: tuple[str, ...] = ()
@@ -140,10 +188,10 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     """Return all flows of a stack; every other connection is denied."""
     pods = _stack_pods(args)
     api, reconciler = pods["api"], pods["reconciler"]
-    found = []
-    if args.ingress_namespace:
-        controller = Pods(name="ingress controller", namespace=args.ingress_namespace)
-        found.append(Flow(source=controller, target=api, ports=(API_PORT,), why="requests from outside the cluster"))
+    found = [
+        Flow(source=controller, target=api, ports=(API_PORT,), why="requests from outside the cluster")
+        for controller in _controllers(args)
+    ]
     for namespace in args.client_namespaces:
         clients = Pods(name=f"clients in {namespace}", namespace=namespace)
         found.append(Flow(source=clients, target=api, ports=(API_PORT,), why="requests from inside the cluster"))
@@ -156,6 +204,12 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     if args.oidc_networks:
         issuer = Networks(name="OpenID Connect issuer", cidrs=args.oidc_networks)
         found.append(Flow(source=api, target=issuer, ports=(_HTTPS,), why="public keys of tokens"))
+    if args.oidc_hosts:
+        issuer_hosts = Hosts(name="OpenID Connect issuer by name", hosts=args.oidc_hosts)
+        found.append(Flow(source=api, target=issuer_hosts, ports=(_HTTPS,), why="public keys of tokens"))
+    if args.webhook_hosts:
+        webhook_hosts = Hosts(name="webhook receivers by name", hosts=args.webhook_hosts)
+        found.append(Flow(source=reconciler, target=webhook_hosts, ports=(_HTTPS,), why="webhooks"))
     if args.webhook_networks:
         webhooks = Networks(name="webhook receivers", cidrs=args.webhook_networks)
         found.append(Flow(source=reconciler, target=webhooks, ports=(_HTTPS,), why="webhooks"))
@@ -191,7 +245,7 @@ def _cluster_flows(args: NetworkArgs) -> list[Flow]:
     """Return the flows of RayJobs and of CloudNativePG, and those to the cluster's DNS."""
     stack_pods = _stack_pods(args)
     head, ray = stack_pods["ray-head"], stack_pods["ray"]
-    server = Networks(name="Kubernetes API", cidrs=args.kubernetes_api)
+    server = api_server(args.plugin, args.kubernetes_api)
     operator = Pods(name="KubeRay operator", namespace=args.kuberay_namespace)
     api_port = (args.kubernetes_api_port,)
     found = [
@@ -229,14 +283,57 @@ def _cluster_flows(args: NetworkArgs) -> list[Flow]:
             found.append(Flow(source=instances, target=args.object_store, ports=store_port, why="backups"))
     service = [stack_pods[component] for component in _SERVICE if component != "audit-export" or args.syslog_networks]
     data = [end for end in (args.database, args.object_store, args.object_store_setup) if isinstance(end, Pods)]
-    dns: list[Pods | Networks] = [Pods(name="cluster DNS", namespace=args.dns_namespace)]
+    dns: list[Peer] = [Pods(name="cluster DNS", namespace=args.dns_namespace)]
     if args.dns_networks:
         dns.append(Networks(name="DNS cache", cidrs=args.dns_networks))
+        if args.plugin == "cilium":
+            # The cache of each node has an address of the node, which no network matches.
+            dns.append(Entities(name="DNS cache of the node", entities=("host",)))
+    by_name = {"api": bool(args.oidc_hosts), "reconciler": bool(args.webhook_hosts)}
     found += [
-        Flow(source=pods, target=resolver, ports=(DNS_PORT,), protocols=("UDP", "TCP"), why="names")
+        Flow(
+            source=pods,
+            target=resolver,
+            ports=(DNS_PORT,),
+            protocols=("UDP", "TCP"),
+            why="names",
+            resolves_hosts=by_name.get(pods.name, False),
+        )
         for pods in (*service, ray, *data)
         for resolver in dns
     ]
+    return found
+
+
+def api_server(plugin: NetworkPlugin, networks: tuple[str, ...]) -> Networks | Entities | KubernetesService:
+    """Return the cluster's API server as the network plugin selects it.
+
+    Cilium matches no node by address unless ``policy-cidr-match-mode`` includes ``nodes``, and API servers often run on
+    nodes. Its entity ``kube-apiserver`` covers servers on nodes, in pods and outside the cluster, so that ``host`` and
+    ``remote-node``, which allow all nodes, are not needed. Sources: https://docs.cilium.io/en/v1.20/security/policy/layer3/,
+    https://github.com/cilium/cilium/issues/20550
+
+    Args:
+        plugin: the network plugin.
+        networks: the server's addresses, for plain NetworkPolicies.
+    """
+    name = "Kubernetes API"
+    if plugin == "cilium":
+        return Entities(name=name, entities=("kube-apiserver",))
+    if plugin == "calico":
+        return KubernetesService(name=name, service="kubernetes", namespace="default")
+    return Networks(name=name, cidrs=networks)
+
+
+def _controllers(args: NetworkArgs) -> list[Peer]:
+    """Return the ends from which an ingress or gateway controller sends requests."""
+    found: list[Peer] = []
+    if args.ingress_namespace:
+        found.append(Pods(name="ingress controller", namespace=args.ingress_namespace))
+    if args.ingress_networks:
+        found.append(Networks(name="ingress controller's addresses", cidrs=args.ingress_networks))
+    if args.ingress_entities:
+        found.append(Entities(name="ingress controller of Cilium or on nodes", entities=args.ingress_entities))
     return found
 
 
@@ -249,59 +346,3 @@ def _stack_pods(args: NetworkArgs) -> dict[str, Pods]:
         "ray": Pods(name="ray", namespace=jobs, labels={"ray.io/is-ray-node": "yes"}),
         "ray-head": Pods(name="ray-head", namespace=jobs, labels={"ray.io/node-type": "head"}),
     }
-
-
-def policies(args: NetworkArgs) -> tuple[dict[str, Any], ...]:
-    """Return the NetworkPolicy manifests: one that denies everything for each namespace, one for each kind of pod."""
-    names, all_flows = args.names, [flow for flow in flows(args) if not flow.is_within_job]
-
-    def policy(
-        namespace: str,
-        name: str,
-        pod_selector: dict[str, Any],
-        ingress: list[dict[str, Any]],
-        egress: list[dict[str, Any]],
-    ) -> dict[str, Any]:
-        return {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": {"name": name, "namespace": namespace, "labels": names.labels("network")},
-            "spec": {
-                "podSelector": pod_selector,
-                "policyTypes": ["Ingress", "Egress"],
-                "ingress": ingress,
-                "egress": egress,
-            },
-        }
-
-    ends = dict.fromkeys(end for flow in all_flows for end in (flow.source, flow.target))
-    return (
-        *(policy(namespace, DEFAULT_DENY, {}, [], []) for namespace in (names.service_namespace, names.jobs_namespace)),
-        *(
-            policy(
-                pods.namespace,
-                pods.name,
-                {"matchLabels": dict(pods.labels)},
-                [{"from": flow.source.selectors(), **flow.port_list()} for flow in all_flows if flow.target == pods],
-                [{"to": flow.target.selectors(), **flow.port_list()} for flow in all_flows if flow.source == pods],
-            )
-            for pods in ends
-            if isinstance(pods, Pods) and pods.labels
-        ),
-    )
-
-
-class Network(pulumi.ComponentResource):
-    """The network policies of both namespaces."""
-
-    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("cloister:network:Network", name, None, opts)
-        for policy in policies(args):
-            metadata: meta.v1.ObjectMetaArgsDict = policy["metadata"]
-            networking.v1.NetworkPolicy(
-                f"{policy['metadata']['namespace']}-{policy['metadata']['name']}",
-                metadata=metadata,
-                spec=policy["spec"],
-                opts=pulumi.ResourceOptions(parent=self),
-            )
-        self.register_outputs({})

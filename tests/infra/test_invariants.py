@@ -125,6 +125,26 @@ def good_stack() -> dict[str, Manifest]:
         },
     }
     good = {name: Manifest(body=body) for name, body in bodies.items()}
+    good["cilium policy"] = Manifest(
+        body={
+            "apiVersion": "cilium.io/v2",
+            "kind": "CiliumNetworkPolicy",
+            "metadata": metadata(),
+            "spec": {
+                "endpointSelector": {"matchLabels": {"a": "b"}},
+                "egress": [{"toFQDNs": [{"matchName": "hooks.example"}], "toPorts": [{"ports": [{"port": "443"}]}]}],
+            },
+        }
+    )
+    allowed = {"action": "Allow", "destination": {"services": {"name": "kubernetes", "namespace": "default"}}}
+    good["calico policy"] = Manifest(
+        body={
+            "apiVersion": "projectcalico.org/v3",
+            "kind": "NetworkPolicy",
+            "metadata": metadata(),
+            "spec": {"selector": "a == 'b'", "types": ["Egress"], "egress": [allowed]},
+        }
+    )
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata("keys"), "stringData": {"key": "s3cret"}}
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata("data"), "spec": {}}
     good["secret"] = Manifest(body=secret, secrets=frozenset({("stringData",)}))
@@ -199,6 +219,10 @@ def mounted(volume: dict[str, Any]) -> Change:
     return change
 
 
+def egress_rule(**changes: Any) -> Change:
+    return lambda body: body["spec"]["egress"][0].update(changes)
+
+
 def projected(source: dict[str, Any]) -> dict[str, Any]:
     return {"projected": {"sources": [source]}}
 
@@ -253,6 +277,16 @@ BAD: list[tuple[str, str, Change]] = [
     ("no_open_flows", "policy", lambda body: body["spec"].update(ingress=[{"ports": [{"port": 80}]}])),
     ("no_open_flows", "policy", lambda body: body["spec"].update(ingress=[{"from": [{"namespaceSelector": {}}]}])),
     ("no_open_flows", "policy", lambda body: body["spec"].update(egress=[{"to": [{"ipBlock": {"cidr": "::/0"}}]}])),
+    ("no_open_flows", "cilium policy", egress_rule(toFQDNs=[])),
+    ("no_open_flows", "cilium policy", egress_rule(toFQDNs=[{"matchPattern": "*"}])),
+    ("no_open_flows", "cilium policy", egress_rule(toPorts=[])),
+    ("no_open_flows", "cilium policy", egress_rule(toEntities=["world"])),
+    ("no_open_flows", "cilium policy", egress_rule(toEndpoints=[{}])),
+    ("no_open_flows", "cilium policy", egress_rule(toCIDR=["0.0.0.0/0"])),
+    ("no_open_flows", "cilium policy", lambda body: body["spec"].update(ingress=[{"fromEntities": ["cluster"]}])),
+    ("no_open_flows", "calico policy", egress_rule(destination={})),
+    ("no_open_flows", "calico policy", lambda body: body["spec"].update(ingress=[{"action": "Allow"}])),
+    ("default_deny", "policy", lambda body: body.update(apiVersion="projectcalico.org/v3")),
     ("default_deny", "policy", lambda body: body["spec"].update(policyTypes=["Ingress"])),
     ("default_deny", "policy", lambda body: body["spec"].update(egress=[{}])),
     ("default_deny", "policy", lambda body: body["spec"].update(podSelector={"matchLabels": {"a": "b"}})),

@@ -1,42 +1,50 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from infra.rendering.network_drawing import BUNDLED, CLOUDNATIVE_PG, EXAMPLES, EXTERNAL, drawing
-from infra.tenancy.network import NetworkArgs, Pods, flows, policies
+from infra.policy import violations
+from infra.rendering.manifests import Manifest
+from infra.rendering.network_drawing import BUNDLED, CALICO, CILIUM, CLOUDNATIVE_PG, EXAMPLES, EXTERNAL, drawing
+from infra.tenancy.network import NetworkArgs, Networks, Pods, flows
+from infra.tenancy.network_policies import policies
 from tests.infra.previewed_stacks import STACKS, preview
+
+ALL = (*EXAMPLES.values(), CALICO)
 
 
 def policy(args: NetworkArgs, name: str) -> dict[str, list[dict[str, object]]]:
-    (found,) = [each for each in policies(args) if each["metadata"]["name"] == name]
+    (found,) = [each for each in policies(args) if each["metadata"]["name"] == name and "podSelector" in each["spec"]]
     spec: dict[str, list[dict[str, object]]] = found["spec"]
     return spec
 
 
-@pytest.mark.parametrize("args", EXAMPLES.values())
+@pytest.mark.parametrize("args", ALL)
 def test_both_namespaces_deny_all_connections(args: NetworkArgs) -> None:
-    denied = [each for each in policies(args) if each["spec"]["podSelector"] == {}]
+    denied = [each for each in policies(args) if each["spec"].get("podSelector") == {}]
     assert {each["metadata"]["namespace"] for each in denied} == {"cloister-acme-prod", "cloister-acme-prod-jobs"}
     for each in denied:
         assert each["spec"]["policyTypes"] == ["Ingress", "Egress"]
         assert each["spec"]["ingress"] == each["spec"]["egress"] == []
 
 
-@pytest.mark.parametrize("args", EXAMPLES.values())
+@pytest.mark.parametrize("args", ALL)
 def test_policies_allow_each_flow_at_both_ends_and_nothing_else(args: NetworkArgs) -> None:
     both = [flow for flow in flows(args) if not flow.is_within_job]
-    rules = [rule for each in policies(args) for side in ("ingress", "egress") for rule in each["spec"][side]]
+    rules = [rule for each in policies(args) for side in ("ingress", "egress") for rule in each["spec"].get(side, ())]
     ends = [isinstance(end, Pods) and bool(end.labels) for flow in both for end in (flow.source, flow.target)]
     assert len(rules) == sum(ends)
     for flow in both:
-        if isinstance(flow.target, Pods) and flow.target.labels:
+        if isinstance(flow.source, Pods | Networks) and isinstance(flow.target, Pods) and flow.target.labels:
             opened = policy(args, flow.target.name)["ingress"]
             assert {"from": flow.source.selectors(), **flow.port_list()} in opened
 
 
-@pytest.mark.parametrize("args", EXAMPLES.values())
+@pytest.mark.parametrize("args", ALL)
 def test_every_rule_names_its_peers(args: NetworkArgs) -> None:
     for each in policies(args):
+        if "podSelector" not in each["spec"]:
+            continue
         for rule in (*each["spec"]["ingress"], *each["spec"]["egress"]):
             peers = rule.get("from") or rule.get("to")
             assert peers
@@ -48,7 +56,7 @@ def test_workers_reach_the_object_store_but_no_database_or_kubernetes() -> None:
     assert {flow.target.name for flow in workers} == {"ray", "object-store", "cluster DNS"}
 
 
-@pytest.mark.parametrize("args", EXAMPLES.values())
+@pytest.mark.parametrize("args", ALL)
 def test_no_policy_of_the_program_connects_pods_of_jobs(args: NetworkArgs) -> None:
     for name in ("ray", "ray-head"):
         opened = policy(args, name)
@@ -90,6 +98,63 @@ def test_api_is_reached_by_ingress_and_named_clients_only() -> None:
     assert not [flow for flow in flows(CLOUDNATIVE_PG) if flow.source.name == "ingress controller"]
 
 
+def of_plugin(args: NetworkArgs) -> dict[str, dict[str, Any]]:
+    """The specs of the policies that are no plain NetworkPolicies, by name."""
+    return {each["metadata"]["name"]: each["spec"] for each in policies(args) if "podSelector" not in each["spec"]}
+
+
+@pytest.mark.parametrize("args", ALL)
+def test_no_policy_of_a_plugin_is_open(args: NetworkArgs) -> None:
+    found = violations([Manifest(body=each) for each in policies(args)])
+    assert [str(each) for each in found if each.invariant == "no_open_flows"] == []
+
+
+def test_cilium_allows_the_api_server_by_entity_on_its_port_to_those_that_ask_it_only() -> None:
+    rule = {"toEntities": ["kube-apiserver"], "toPorts": [{"ports": [{"port": "6443", "protocol": "TCP"}]}]}
+    assert [name for name, spec in of_plugin(CILIUM).items() if rule in spec.get("egress", ())] == [
+        "reconciler",
+        "ray-head",
+    ]
+    assert all(
+        "ipBlock" not in str(policy(CILIUM, name)["egress"]) or "6443" not in str(policy(CILIUM, name))
+        for name in ("reconciler", "ray-head")
+    )
+
+
+def test_cilium_reads_the_dns_answers_of_pods_that_reach_named_hosts_and_no_plain_rule_bypasses_it() -> None:
+    specs = of_plugin(CILIUM)
+    for name, host in (("api", "login.acme.example"), ("reconciler", "hooks.acme.example")):
+        assert {"matchName": host} in [each for rule in specs[name]["egress"] for each in rule.get("toFQDNs", ())]
+        assert "dns" in str([rule for rule in specs[name]["egress"] if "toEndpoints" in rule])
+        assert "'port': 53" not in str(policy(CILIUM, name))
+    assert "'port': 53" in str(policy(CILIUM, "coordinator"))
+
+
+def test_cilium_reaches_a_dns_cache_on_the_node_by_entity() -> None:
+    rules = [
+        rule
+        for spec in of_plugin(CILIUM).values()
+        for rule in spec.get("egress", ())
+        if "host" in rule.get("toEntities", ())
+    ]
+    assert rules
+    assert all({port["port"] for each in rule["toPorts"] for port in each["ports"]} == {"53"} for rule in rules)
+
+
+def test_calico_allows_the_api_server_by_its_service() -> None:
+    specs = of_plugin(CALICO)
+    assert set(specs) == {"reconciler", "ray-head"}
+    service = {"services": {"name": "kubernetes", "namespace": "default"}}
+    assert all(spec["egress"] == [{"action": "Allow", "destination": service}] for spec in specs.values())
+    assert specs["ray-head"]["selector"] == "ray.io/node-type == 'head'"
+
+
+def test_host_network_controller_reaches_the_api_by_address() -> None:
+    args = replace(EXTERNAL, ingress_namespace="", ingress_networks=("10.0.5.0/24",))
+    reaching = [flow.source for flow in flows(args) if flow.target.name == "api"]
+    assert reaching == [Networks(name="ingress controller's addresses", cidrs=("10.0.5.0/24",))]
+
+
 def test_drawing_has_an_arrow_for_each_flow() -> None:
     args = CLOUDNATIVE_PG
     shown = flows(args)
@@ -100,7 +165,8 @@ def test_drawing_has_an_arrow_for_each_flow() -> None:
 @pytest.mark.parametrize("name", STACKS)
 def test_every_pod_has_a_policy(name: str) -> None:
     recording = preview(name)
-    chosen = [each.inputs["spec"]["podSelector"].get("matchLabels", {}) for each in recording.of_type("NetworkPolicy")]
+    plain = recording.of_type("networking.k8s.io/v1:NetworkPolicy")
+    chosen = [each.inputs["spec"]["podSelector"].get("matchLabels", {}) for each in plain]
     for kind in ("Deployment", "StatefulSet", "batch/v1:Job", "CronJob"):
         for resource in recording.of_type(kind):
             spec = resource.inputs["spec"]
