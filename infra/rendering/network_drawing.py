@@ -36,15 +36,13 @@ express a flow:
 | `calico` | to the API server | NetworkPolicy of `projectcalico.org/v3`, for the Service `kubernetes` |
 | `cilium` | to the API server | CiliumNetworkPolicy, entity `kube-apiserver` |
 | `cilium` | to named hosts | CiliumNetworkPolicy, `toFQDNs`, and DNS rules for the pods that use them |
-| `cilium` | from a controller on nodes or of Cilium | CiliumNetworkPolicy, entities of `controller_entities` |
 
 By default Cilium matches no node and no pod by CIDR (`policy-cidr-match-mode`), so `dns_networks` also opens port 53 of
-the pod's own node (entity `host`), and `controller_networks` matches no controller on a node. The default deny and the
-policy of each job are plain NetworkPolicies with every plugin.
+the pod's own node (entity `host`). The default deny and the policy of each job are plain NetworkPolicies with every
+plugin.
 
-No test runs on Calico, Cilium or a gateway controller. The API server of the test cluster checks the manifests for
-Cilium and the Gateway API against the definitions of Cilium 1.20 and Gateway API 1.4; nothing checks those for Calico.
-Run `cloister doctor` on your cluster.
+No test runs on Calico or Cilium. No API server has checked their policies against their definitions; they follow the
+documentation of Cilium 1.20 and Calico 3.32. Run `cloister doctor` on your cluster.
 """
 
 
@@ -95,7 +93,7 @@ CILIUM: Final = NetworkArgs(
     database=Networks(name="customer's Postgres", cidrs=("10.20.0.5/32",)),
     object_store=_CUSTOMER_S3,
     object_store_port=443,
-    ingress_entities=("ingress",),
+    ingress_namespace="traefik",
     dns_networks=("169.254.20.10/32",),
     oidc_hosts=("login.acme.example",),
     webhook_hosts=("hooks.acme.example",),
@@ -106,7 +104,7 @@ EXAMPLES: Final[Mapping[str, NetworkArgs]] = {
     "CloudNativePG with backups to the customer's S3, clients inside the cluster, webhooks, export of the audit log, "
     "the http engine": (CLOUDNATIVE_PG),
     "The customer's own Postgres and S3": EXTERNAL,
-    "Cilium and its Gateway: the customer's own Postgres and S3, webhooks and OpenID Connect by host name": CILIUM,
+    "Cilium: the customer's own Postgres and S3, webhooks and OpenID Connect by host name": CILIUM,
 }
 """The examples of the page, by title."""
 

@@ -140,9 +140,7 @@ class NetworkArgs:
         kuberay_namespace: namespace of KubeRay's operator.
         dns_namespace: namespace of the cluster's DNS.
         dns_networks: addresses of a DNS cache that is not a pod, such as one on each node.
-        ingress_namespace: namespace of the ingress or gateway controller; empty if no pod there sends requests.
-        ingress_networks: addresses of a controller that is not a pod, or runs on the network of its node.
-        ingress_entities: entities of Cilium of such a controller.
+        ingress_namespace: namespace of the ingress controller; empty without an ingress.
         client_namespaces: namespaces whose pods call the API inside the cluster.
         monitoring_namespace: namespace of Prometheus; empty without it.
         oidc_networks: addresses of the public keys of the OpenID Connect issuer.
@@ -170,8 +168,6 @@ class NetworkArgs:
     dns_namespace: str = "kube-system"
     dns_networks: tuple[str, ...] = ()
     ingress_namespace: str = ""
-    ingress_networks: tuple[str, ...] = ()
-    ingress_entities: tuple[str, ...] = ()
     client_namespaces: tuple[str, ...] = ()
     monitoring_namespace: str = ""
     oidc_networks: tuple[str, ...] = ()
@@ -188,10 +184,10 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     """Return all flows of a stack; every other connection is denied."""
     pods = _stack_pods(args)
     api, reconciler = pods["api"], pods["reconciler"]
-    found = [
-        Flow(source=controller, target=api, ports=(API_PORT,), why="requests from outside the cluster")
-        for controller in _controllers(args)
-    ]
+    found = []
+    if args.ingress_namespace:
+        controller = Pods(name="ingress controller", namespace=args.ingress_namespace)
+        found.append(Flow(source=controller, target=api, ports=(API_PORT,), why="requests from outside the cluster"))
     for namespace in args.client_namespaces:
         clients = Pods(name=f"clients in {namespace}", namespace=namespace)
         found.append(Flow(source=clients, target=api, ports=(API_PORT,), why="requests from inside the cluster"))
@@ -323,18 +319,6 @@ def api_server(plugin: NetworkPlugin, networks: tuple[str, ...]) -> Networks | E
     if plugin == "calico":
         return KubernetesService(name=name, service="kubernetes", namespace="default")
     return Networks(name=name, cidrs=networks)
-
-
-def _controllers(args: NetworkArgs) -> list[Peer]:
-    """Return the ends from which an ingress or gateway controller sends requests."""
-    found: list[Peer] = []
-    if args.ingress_namespace:
-        found.append(Pods(name="ingress controller", namespace=args.ingress_namespace))
-    if args.ingress_networks:
-        found.append(Networks(name="ingress controller's addresses", cidrs=args.ingress_networks))
-    if args.ingress_entities:
-        found.append(Entities(name="ingress controller of Cilium or on nodes", entities=args.ingress_entities))
-    return found
 
 
 def _stack_pods(args: NetworkArgs) -> dict[str, Pods]:

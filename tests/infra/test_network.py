@@ -149,12 +149,6 @@ def test_calico_allows_the_api_server_by_its_service() -> None:
     assert specs["ray-head"]["selector"] == "ray.io/node-type == 'head'"
 
 
-def test_host_network_controller_reaches_the_api_by_address() -> None:
-    args = replace(EXTERNAL, ingress_namespace="", ingress_networks=("10.0.5.0/24",))
-    reaching = [flow.source for flow in flows(args) if flow.target.name == "api"]
-    assert reaching == [Networks(name="ingress controller's addresses", cidrs=("10.0.5.0/24",))]
-
-
 def test_drawing_has_an_arrow_for_each_flow() -> None:
     args = CLOUDNATIVE_PG
     shown = flows(args)
