@@ -16,6 +16,14 @@ pytestmark = pytest.mark.cluster
 # Defined by Helm charts and CloudNativePG.
 _NOT_THERE = {"Chart", "Cluster", "Database", "ImageCatalog", "ObjectStore", "ScheduledBackup"}
 
+# Created by the cluster's own tools where there are GPUs.
+_RUNTIME_CLASS = {
+    "apiVersion": "node.k8s.io/v1",
+    "kind": "RuntimeClass",
+    "metadata": {"name": "nvidia"},
+    "handler": "nvidia",
+}
+
 
 @pytest.fixture(scope="module", params=FILES, ids=STACKS)
 def given(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
@@ -27,6 +35,7 @@ def namespaces(given: tuple[Manifest, ...], api: KubernetesApi) -> Iterator[None
     """Create what pods and dry runs need of a stack: namespaces, priority classes, service accounts."""
     kinds = ("Namespace", "PriorityClass", "ServiceAccount")
     made = sorted((each.body for each in given if each.kind in kinds), key=lambda body: kinds.index(body["kind"]))
+    made.append(_RUNTIME_CLASS)
     for body in made:
         api.create(body)
     yield
