@@ -451,7 +451,12 @@ def test_extension_and_end_by_the_reconciler_do_not_block_each_other(stack: Coor
                 for name in ("lock_domain_of_job", "release_leases", "end_job"):
                     connection.execute(query(name), values)
             stack.sql("UPDATE jobs SET ended_at = NULL")
-            stack.sql("UPDATE segments SET job_id = %s", job.id)
+            # In the same order as everything else that changes several segments.
+            stack.sql(
+                "WITH locked AS (SELECT FROM segments ORDER BY batch_id, number FOR UPDATE) "
+                "UPDATE segments SET job_id = %s WHERE (SELECT count(*) FROM locked) > 0",
+                job.id,
+            )
 
     with ThreadPoolExecutor(2) as executor:
         extending, ending = executor.submit(extend), executor.submit(end)
