@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.capacity.pools import NodePool
+from infra.capacity.pools import GPU_TAINT, NodePool
 from infra.shared_platform.node_pools import node_patch
 from ray_job.contract.accelerators import ACCELERATORS
 from tests.cluster.api import ApiError, KubernetesApi
@@ -14,7 +14,15 @@ from tests.cluster.nodes import add_node, set_ready, wait_until_untainted
 
 pytestmark = pytest.mark.cluster
 
-POOL = NodePool(name="v100", nodes=("gpu-1",), cpus=8, memory_gib=32, gpus_per_node=1, accelerator=ACCELERATORS["v100"])
+POOL = NodePool(
+    name="v100",
+    nodes=("gpu-1",),
+    cpus=8,
+    memory_gib=32,
+    gpus_per_node=1,
+    accelerator=ACCELERATORS["v100"],
+    taint=GPU_TAINT,
+)
 GPU = "nvidia.com/gpu"
 MANAGER = "cloister-acme-dev-nodes"
 
