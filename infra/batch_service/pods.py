@@ -43,7 +43,7 @@ class ServiceSettings:
         names: names of the stack.
         image: image of the service, by digest.
         pull_secret: name of the pull secret; empty for none.
-        placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName``.
+        placement: ``nodeSelector`` or ``affinity``, ``tolerations`` and ``priorityClassName``.
         database_url: URL of the service's role, without a password.
         database_owner_url: URL of the role that owns the database, without a password; for the migrations.
         database_service_role: the service's role; empty if the service logs in as the owner.

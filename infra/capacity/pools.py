@@ -82,12 +82,12 @@ class NodePool:
     @property
     def tolerated(self) -> list[dict[str, str]]:
         """The tolerations of a pod on the pool's nodes: of their taint, of the usual one of GPU nodes, and more."""
-        keys = dict.fromkeys(
-            [each["key"] for each in self.taints]
-            + ([gpu_taint(self.accelerator.resource)["key"]] if self.accelerator.resource else [])
-        )
-        effect = self.taint.get("effect", GPU_TAINT["effect"])
-        found = [{"key": key, "operator": "Exists", "effect": effect} for key in keys]
+        usual = [gpu_taint(self.accelerator.resource)] if self.accelerator.resource else []
+        found: list[dict[str, str]] = []
+        for each in (*self.taints, *usual):
+            toleration = {"key": each["key"], "operator": "Exists", "effect": each["effect"]}
+            if toleration not in found:
+                found.append(toleration)
         return [*found, *(dict(each) for each in self.tolerations)]
 
 

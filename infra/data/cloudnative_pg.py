@@ -56,7 +56,7 @@ class CloudNativePgArgs:
         cpu: CPUs requested by each instance; the limit is four CPUs.
         memory: request and limit of each instance's memory.
         pull_secret: name of the pull secret; empty for none.
-        placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName`` of the pods.
+        placement: ``nodeSelector`` or ``affinity``, ``tolerations`` and ``priorityClassName`` of the pods.
     """
 
     names: StackNames
@@ -180,6 +180,8 @@ def cluster_manifest(args: CloudNativePgArgs) -> dict[str, Any]:
     names = args.names
     placement = dict(args.placement)
     priority = placement.pop("priorityClassName", "")
+    # The fields of a pod's affinity and placement are on one level here.
+    placement |= placement.pop("affinity", {})
     # The operator creates it soon after the cluster is ready. The migrations are repeated until it exists.
     service_role = {
         "name": names.database_service_role,

@@ -129,7 +129,7 @@ class BundledDatabaseArgs:
         memory: request and limit of memory, a Kubernetes quantity.
         uid: user that the server runs as; the official image has 999.
         pull_secret: name of the pull secret; empty for none.
-        placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName`` of the pods.
+        placement: ``nodeSelector`` or ``affinity``, ``tolerations`` and ``priorityClassName`` of the pods.
     """
 
     names: StackNames

@@ -137,7 +137,7 @@ class BundledObjectStoreArgs:
         cpu: requested CPUs, a Kubernetes quantity; the limit is four CPUs.
         memory: request and limit of memory, a Kubernetes quantity.
         pull_secret: name of the pull secret; empty for none.
-        placement: ``nodeSelector``, ``tolerations`` and ``priorityClassName`` of the pods.
+        placement: ``nodeSelector`` or ``affinity``, ``tolerations`` and ``priorityClassName`` of the pods.
     """
 
     names: StackNames

@@ -9,7 +9,13 @@ from infra.capacity.pools import NodePool, RayImage, placement
 from infra.jobs.weights import PodWeights
 from infra.kubernetes.images import PULL_SECRET
 from infra.kubernetes.naming import StackNames
-from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources, secret_volume
+from infra.kubernetes.pod_spec import (
+    NO_GPU,
+    container_security_context,
+    pod_security_context,
+    resources,
+    secret_volume,
+)
 from infra.stack_file.sections import JobsSection, ModelWeightsSection
 from infra.tenancy import credentials
 from infra.tenancy.trust import with_ca_bundle
@@ -142,7 +148,8 @@ def _pod(
     weights: PodWeights,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    variables = {**OFFLINE, **RAY_ENVIRONMENT, **_WRITABLE, **pool.environment, **environment}
+    no_gpu = {} if size.gpus else NO_GPU
+    variables = {**pool.environment, **OFFLINE, **RAY_ENVIRONMENT, **_WRITABLE, **no_gpu, **environment}
     container = {
         "name": "ray",
         "image": image,
@@ -201,7 +208,7 @@ def autoscaler_options(cpu_m: int, idle_timeout_s: int) -> dict[str, Any]:
         "imagePullPolicy": "IfNotPresent",
         "resources": resources(cpu=f"{cpu_m}m", memory=f"{AUTOSCALER_MIB}Mi", ephemeral_storage="256Mi"),
         "securityContext": container_security_context(),
-        "env": [{"name": name, "value": value} for name, value in {**OFFLINE, **_WRITABLE}.items()],
+        "env": [{"name": name, "value": value} for name, value in {**OFFLINE, **_WRITABLE, **NO_GPU}.items()],
         "volumeMounts": [
             {"name": "tmp", "mountPath": _TMP},
             {"name": _API_TOKEN, "mountPath": _API_TOKEN_DIRECTORY, "readOnly": True},

@@ -171,8 +171,13 @@ def _group(name: str, size: GroupSize, pod: dict[str, Any], times: JobsSection) 
 
 
 def _start_params(size: GroupSize) -> dict[str, str]:
-    """Return the parameters of ``ray start`` as strings. KubeRay adds memory and GPUs from the container's limits."""
+    """Return the parameters of ``ray start`` as strings. KubeRay adds memory from the container's limits.
+
+    GPUs are explicit: Ray's autoscaler finds only resources whose names end in ``gpu`` in the limits, and would start no
+    worker with MIG slices. Source: ``_get_num_gpus`` in ray/autoscaler/_private/kuberay/autoscaling_config.py.
+    """
     return {
         "num-cpus": str(size.ray_cpus),
+        **({"num-gpus": str(size.gpus)} if size.gpus else {}),
         "object-store-memory": str(size.object_store_mib * 2**20),
     }

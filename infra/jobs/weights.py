@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from infra.capacity.job_sizes import GroupSize
-from infra.kubernetes.pod_spec import container_security_context, resources, secret_volume
+from infra.kubernetes.pod_spec import NO_GPU, container_security_context, resources, secret_volume
 from infra.stack_file.sections import ImageWeightsSection, ModelWeightsSection, VolumeWeightsSection
 from infra.tenancy import credentials
 from ray_job.contract.job_spec import ObjectStoreLocation
@@ -90,6 +90,7 @@ def pod_weights(
 def _copy_container(copy: WeightsCopy, image: str, size: GroupSize) -> dict[str, Any]:
     """Return the init container that copies a model's directory. It alone mounts the key; it ends before Ray starts."""
     environment = {
+        **NO_GPU,
         WEIGHTS_VARIABLE: json.dumps(dataclasses.asdict(copy), sort_keys=True),
         "TMPDIR": "/tmp",  # noqa: S108 - a volume of the pod
         "AWS_SHARED_CREDENTIALS_FILE": f"{_KEY_DIRECTORY}/aws",

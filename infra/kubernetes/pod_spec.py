@@ -13,6 +13,10 @@ import pulumi
 
 UID: Final = 10001
 """User and group that the images run as, and that own the volumes."""
+NO_GPU: Final = {"NVIDIA_VISIBLE_DEVICES": "void"}
+"""Environment of a container without GPUs. Where NVIDIA's container runtime is the default one, it would give all GPUs
+of the node to a container whose image says ``all``. It must not be set where the device plugin sets the same variable.
+Source: https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html"""
 
 
 def digest(*values: pulumi.Input[str]) -> pulumi.Output[str]:

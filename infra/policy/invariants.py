@@ -67,6 +67,7 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "processes show an environment.",
     "no_credentials_in_ray_pods": "A container that runs Ray mounts no credential other than its job's token (head "
     "only) and the key of the http engine's endpoints; the program that copies weights ends before and has its own.",
+    "gpus_on_request_only": "A container of a Ray cluster that requests no GPU exposes none, whatever its image says.",
     "probes_on_servers": "Every container that listens on a port has a readiness and a liveness probe.",
     "owner_labels": "Labels of every object and every pod name their stack and component.",
     "explicit_names": "Every object has a name and, unless it is cluster-scoped, a namespace other than `default`.",
@@ -93,6 +94,7 @@ _MANIFEST_CHECKS: Final[tuple[Callable[[Manifest], pod_invariants.Problems], ...
     pod_invariants.pod_problems,
     pod_invariants.container_problems,
     pod_invariants.ray_problems,
+    pod_invariants.gpu_problems,
     object_invariants.metadata_problems,
     object_invariants.right_problems,
     object_invariants.data_problems,

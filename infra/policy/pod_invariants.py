@@ -17,6 +17,7 @@ _RAY_KINDS: Final = ("RayJob", "RayCluster", "RayService")
 _JOB_TOKEN: Final = "set-by-the-launcher"  # noqa: S105 - the Secret of a job's token in a template
 _HTTP_ENGINE: Final = "http-engine"
 _WEIGHTS: Final = "weights-credentials"
+_VISIBLE_GPUS: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
 def _objects(value: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -138,6 +139,20 @@ def ray_problems(manifest: Manifest) -> Problems:
                     for credential in held.get(str(mount.get("name")), ()):
                         if credential != allowed:
                             yield "no_credentials_in_ray_pods", f"container {container.get('name')} mounts {credential}"
+
+
+def gpu_problems(manifest: Manifest) -> Problems:
+    """Check that containers without a GPU are hidden from NVIDIA's container runtime, and the others are not."""
+    if manifest.kind not in _RAY_KINDS:
+        return
+    for title, container in _containers(manifest):
+        # Extended resources have names with a domain.
+        has_gpu = any("/" in name for name in (container.get("resources") or {}).get("limits") or ())
+        visible = {each["name"]: each.get("value") for each in container.get("env") or ()}.get(_VISIBLE_GPUS)
+        if has_gpu and visible is not None:
+            yield "gpus_on_request_only", f"{title} overrides the GPUs that the device plugin assigns to it"
+        elif not has_gpu and visible != "void":
+            yield "gpus_on_request_only", f"{title} requests no GPU and has {_VISIBLE_GPUS}={visible or ''}, not void"
 
 
 def _credentials(volume: dict[str, Any]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ class KubeRayArgs:
         skip_crds: whether the custom resource definitions exist already and belong to nobody's stack.
         namespace: namespace of the operator; the component creates it.
         image: image of the operator.
-        placement: ``nodeSelector`` and ``tolerations``.
+        placement: ``nodeSelector`` or ``affinity``, and ``tolerations``.
         network_plugin: the network plugin of the cluster.
         kubernetes_api: networks of the cluster's API server, which plain NetworkPolicies name.
         kubernetes_api_port: port of the API server in these networks.
@@ -68,6 +68,7 @@ def operator_values(args: KubeRayArgs) -> dict[str, Any]:
         **({"imagePullSecrets": [{"name": PULL_SECRET}]} if args.docker_config is not None else {}),
         "labels": owner,
         "nodeSelector": dict(args.placement.get("nodeSelector", {})),
+        "affinity": dict(args.placement.get("affinity", {})),
         "tolerations": list(args.placement.get("tolerations", [])),
         "resources": resources(cpu="500m", memory="1Gi", ephemeral_storage="256Mi"),
         "podSecurityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},

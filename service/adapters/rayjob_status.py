@@ -21,7 +21,6 @@ _REFUSED: Final = "ValidationFailed"
 # How long a finished RayJob is kept if its template sets no time.
 _DEFAULT_KEEP_S: Final = 3_600
 _DEFAULT_STUCK_LIMIT_S: Final = 300
-_GPU_RESOURCE: Final = "nvidia.com/gpu"
 # Begins Ray's message about a job whose process failed; the end of the job's log follows.
 _EXIT_CODE: Final = re.compile(r"Job entrypoint command failed with exit code (\d+)\b")
 # Each refused pod has another name, but the same reason.
@@ -96,7 +95,8 @@ class RayJobView:
                 group["groupName"]
                 for group in (spec.get("rayClusterSpec") or {}).get("workerGroupSpecs") or ()
                 for container in group["template"]["spec"]["containers"]
-                if _GPU_RESOURCE in ((container.get("resources") or {}).get("limits") or {})
+                # Names of extended resources have a domain: MIG slices and renamed GPUs are among them.
+                if any("/" in name for name in ((container.get("resources") or {}).get("limits") or {}))
             ),
         )
 

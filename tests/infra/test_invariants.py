@@ -21,6 +21,7 @@ LABELS = {
     "cloister.dev/environment": "dev",
 }
 IMAGE = "registry.example/service@sha256:" + "0" * 64
+VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 
 
 def metadata(name: str = "api") -> dict[str, Any]:
@@ -154,6 +155,7 @@ def good_stack() -> dict[str, Manifest]:
 
 def ray_job() -> dict[str, Any]:
     template = {"metadata": {"labels": dict(LABELS)}, "spec": pod()}
+    template["spec"]["containers"][0]["env"].append(VOID)
     cluster = {"headGroupSpec": {"template": template}}
     return {
         "apiVersion": "ray.io/v1",
@@ -255,6 +257,13 @@ BAD: list[tuple[str, str, Change]] = [
     ("no_credentials_in_ray_pods", "templates", in_template(mounted({"secret": {"secretName": "http-engine"}}))),
     ("no_credentials_in_ray_pods", "templates", in_template(mounted(projected({"serviceAccountToken": {}})))),
     ("no_credentials_in_ray_pods", "templates", in_template(mounted(projected({"secret": {"name": "database"}})))),
+    ("gpus_on_request_only", "templates", in_template(lambda body: container_of(body)["env"].remove(VOID))),
+    ("gpus_on_request_only", "templates", in_template(variable(name=VOID["name"], value="all"))),
+    (
+        "gpus_on_request_only",
+        "templates",
+        in_template(lambda body: container_of(body)["resources"]["limits"].update({"nvidia.com/mig-1g.10gb": "1"})),
+    ),
     ("probes_on_servers", "deployment", lambda body: container_of(body).pop("readinessProbe")),
     ("probes_on_servers", "deployment", lambda body: container_of(body).pop("livenessProbe")),
     ("owner_labels", "deployment", lambda body: body["metadata"]["labels"].pop("cloister.dev/customer")),

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.autoscaler._private.kuberay.autoscaling_config import _node_type_from_group_spec
 
 from infra.capacity.job_sizes import autoscaler_cpu_m, cpu_workers, gpu_workers, head_size
 from infra.jobs.template import ray_job_templates
 from infra.rendering.render import record_stack
 from infra.stack_file.reading import ConfigError, parse_config, read_stack_file
+from service.adapters.rayjob_status import RayJobView
 from service.adapters.rayjob_templates import load_templates
 from service.model_catalogue import parse_catalogue
 from tests.infra.previewed_stacks import changed, parse
-from tests.infra.ray_job_args import args
+from tests.infra.ray_job_args import args, groups, model, rayjob
 
 GPU_NODES_ONLY = Path(__file__).parents[2] / "docs/stacks/Pulumi.gpu-nodes-only.yaml"
 A10G = {"nodes": ["g-1"], "gpus_per_node": 1, "cpus": 14, "memory_gib": 56}
@@ -42,6 +44,17 @@ def test_stack_of_gpu_nodes_alone_is_complete() -> None:
         selected = [term["matchExpressions"][0]["values"] for term in (first, second)]
         assert selected == [["v100"], ["a10g"]]
         assert [each["key"] for each in pod["tolerations"]] == ["nvidia.com/gpu"]
+
+
+def test_database_and_operator_run_on_the_spare_cpus_of_gpu_nodes_too() -> None:
+    recording = record_stack(GPU_NODES_ONLY)
+    (api,) = [each for each in recording.of_type("Deployment") if each.name == "api"]
+    on_nodes = api.inputs["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (database,) = [each for each in recording.of_type("postgresql.cnpg.io/v1:Cluster")]
+    assert database.inputs["spec"]["affinity"]["nodeAffinity"] == on_nodes
+    assert "affinity" not in database.inputs["spec"]["affinity"]
+    (chart,) = recording.of_type("Chart")
+    assert chart.inputs["values"]["affinity"] == {"nodeAffinity": on_nodes}
 
 
 def test_head_and_cpu_worker_fit_beside_engines_on_every_gpu_node() -> None:
@@ -84,17 +97,32 @@ def test_model_runs_in_all_pools_of_its_accelerator() -> None:
     catalogue = parse_catalogue({"models": [{"id": "m", "source": "/models/m", "accelerator": "a10g"}]})
     (files,) = ray_job_templates(catalogue, args(pools=pools)).values()
     (template,) = map(json.loads, files.values())
-    groups = {
-        group["groupName"]: group["template"]["spec"]
-        for group in template["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    }
-    assert groups.keys() == {"cpu", "a10g", "rented"}
-    assert groups["a10g"]["nodeSelector"] == {"cloister.dev/pool": "a10g"}
-    assert groups["rented"]["nodeSelector"] == SELECTED
-    assert [each["key"] for each in groups["rented"]["tolerations"]] == ["nvidia.com/gpu", "acme.example/team"]
-    variables = {each["name"] for each in groups["rented"]["containers"][0]["env"]}
+    workers = {name: group["template"]["spec"] for name, group in groups(template).items()}
+    assert workers.keys() == {"cpu", "a10g", "rented"}
+    assert workers["a10g"]["nodeSelector"] == {"cloister.dev/pool": "a10g"}
+    assert workers["rented"]["nodeSelector"] == SELECTED
+    assert [each["key"] for each in workers["rented"]["tolerations"]] == ["nvidia.com/gpu", "acme.example/team"]
+    variables = {each["name"] for each in workers["rented"]["containers"][0]["env"]}
     assert "NCCL_DEBUG" in variables
-    assert "NCCL_DEBUG" not in {each["name"] for each in groups["a10g"]["containers"][0]["env"]}
+    assert "NCCL_DEBUG" not in {each["name"] for each in workers["a10g"]["containers"][0]["env"]}
+
+
+def test_own_taint_is_tolerated_beside_the_usual_one() -> None:
+    own = {"key": "acme.example/gpu", "effect": "NoExecute"}
+    pools = parse(changed(node_pools=node_pools(a10g={**A10G, "taint": own}))).pools
+    assert pools["a10g"].tolerated == [
+        {**own, "operator": "Exists"},
+        {"key": "nvidia.com/gpu", "effect": "NoSchedule", "operator": "Exists"},
+    ]
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/mig-1g.10gb", "nvidia.com/a10g"])
+def test_ray_counts_gpus_of_any_resource_name(resource: str) -> None:
+    pools = parse(changed(node_pools=node_pools(a10g={**A10G, "resource": resource}))).pools
+    rendered = rayjob(model(accelerator="a10g", weights_gib=15), pools=pools)
+    # Ray's autoscaler starts no worker of a group without the resource that an engine requests.
+    assert _node_type_from_group_spec(groups(rendered)["a10g"], is_head=False)["resources"]["GPU"] == 1
+    assert RayJobView.parse(rendered).gpu_groups == {"a10g"}
 
 
 def test_two_hundred_models_fit_into_config_maps(tmp_path: Path) -> None:
