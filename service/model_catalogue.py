@@ -73,6 +73,9 @@ class ModelEntry(Section):
     )
     engine: EngineKind = key("what answers requests", "processor", default="direct")
     accelerator: str = key("what an engine runs on: an accelerator of the table, or `cpu`", "a10g", default="cpu")
+    node_pool: Annotated[str, Field(min_length=1)] | None = key(
+        "the pool of a cluster that its engines run in; without it all pools of the accelerator", "rented", default=None
+    )
     weights_gib: _Size | None = key(
         "memory of the weights as the engine holds them; required on GPUs of a cluster", 15, default=None, unit="GiB"
     )
@@ -132,13 +135,15 @@ class ModelEntry(Section):
 
     def catalogue_model(self) -> "CatalogueModel":
         """Return the model as the service and its jobs use it."""
-        fields = self.model_dump(exclude={"endpoints", "limits", "source", "weights_gib", "unsafe_engine_args"})
+        own = {"endpoints", "limits", "source", "weights_gib", "unsafe_engine_args", "node_pool"}
+        fields = self.model_dump(exclude=own)
         return CatalogueModel(
             spec=ModelSpec(source=self.source or self.id, **fields),
             endpoints=tuple(endpoint for endpoint in ENDPOINTS if endpoint in self.endpoints),
             limits=self.limits,
             weights_gib=self.weights_gib,
             unsafe_engine_args=self.unsafe_engine_args,
+            node_pool=self.node_pool or "",
         )
 
 
@@ -187,7 +192,8 @@ class CatalogueModel:
     """One model: what the job needs (``spec``), and which endpoints it answers within which limits.
 
     ``weights_gib`` is the memory of its weights as the engine holds them, in GiB; None where it is unknown.
-    ``unsafe_engine_args`` are the names of its engine arguments that weaken a boundary.
+    ``unsafe_engine_args`` are the names of its engine arguments that weaken a boundary. ``node_pool`` is the pool of
+    its engines on a cluster; empty for all pools of its accelerator.
     """
 
     spec: ModelSpec
@@ -195,6 +201,7 @@ class CatalogueModel:
     limits: ModelLimits = field(default_factory=ModelLimits)
     weights_gib: float | None = None
     unsafe_engine_args: tuple[str, ...] = ()
+    node_pool: str = ""
 
     @property
     def id(self) -> str:

@@ -56,9 +56,7 @@ def deploy_batch_service(
         has_ca_bundle=bool(file.trust.ca_bundle),
         object_store_url=store.url,
         max_running_jobs=file.limits.max_running_jobs,
-        job_slots=job_slots(
-            [model.spec for model in config.catalogue.values()], config.pools, most=file.limits.max_running_jobs
-        ),
+        job_slots=job_slots(config.catalogue.values(), config.pools, most=file.limits.max_running_jobs),
         retention_days=file.retention_days,
         workspace_gib=file.workspace_gib,
         max_key_days=file.api.max_key_days,

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from infra.capacity.pools import NodePool, pools_with
+from infra.capacity.pools import NodePool, pools_of
 from ray_job.contract.job_spec import ModelSpec
+from service.model_catalogue import CatalogueModel
 
 _GIB: Final = 1024  # in MiB
 
@@ -137,7 +138,7 @@ def gpu_workers(model: ModelSpec, pool: NodePool) -> GroupSize:
     )
 
 
-def job_slots(models: Iterable[ModelSpec], pools: Mapping[str, NodePool], *, most: int) -> dict[str, int]:
+def job_slots(models: Iterable[CatalogueModel], pools: Mapping[str, NodePool], *, most: int) -> dict[str, int]:
     """Return how many jobs may run at the same time on accelerators where an engine takes several nodes.
 
     All engines of all of these jobs find their nodes together. With more jobs, each could hold a part of the nodes that
@@ -149,17 +150,18 @@ def job_slots(models: Iterable[ModelSpec], pools: Mapping[str, NodePool], *, mos
         pools: the node pools by name.
         most: the limit of jobs on any accelerator.
     """
-    nodes: dict[str, int] = {}
+    needed: dict[str, int] = {}
+    available: dict[str, int] = {}
     spread: set[str] = set()
     for model in models:
-        gpu_pools = [pool for pool in pools_with(pools, model.accelerator) if pool.gpus_per_node]
+        name, gpu_pools = model.spec.accelerator, [pool for pool in pools_of(model, pools) if pool.gpus_per_node]
         if gpu_pools:
-            hosts = hosts_per_engine(model, gpu_pools[0])
-            nodes[model.accelerator] = max(nodes.get(model.accelerator, 0), model.concurrency * hosts)
+            hosts, nodes = hosts_per_engine(model.spec, gpu_pools[0]), sum(pool.node_count for pool in gpu_pools)
+            needed[name] = max(needed.get(name, 0), model.spec.concurrency * hosts)
+            available[name] = min(available.get(name, nodes), nodes)
             if hosts > 1:
-                spread.add(model.accelerator)
-    counts = {name: sum(pool.node_count for pool in pools_with(pools, name)) for name in sorted(spread)}
-    return {name: max(1, min(most, count // nodes[name])) for name, count in counts.items()}
+                spread.add(name)
+    return {name: max(1, min(most, available[name] // needed[name])) for name in sorted(spread)}
 
 
 def _thousandths(cpus: float) -> int:

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from infra.capacity.job_sizes import hosts_per_engine
-from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage, pools_with
+from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage, pools_of
 from ray_job.contract.accelerators import ImageVariant, capability_text
 from ray_job.contract.weights import MODELS_DIRECTORY
 from service.model_catalogue import CatalogueModel
@@ -42,13 +42,15 @@ def pool_problems(
         weights_are_mounted: models' directories come from a volume or the object store, not from the image.
     """
     cpu = pools.get("cpu")
-    if cpu and cpu.memory_gib < MIN_MEMORY_GIB:
+    if cpu and cpu.cpus and cpu.memory_gib < MIN_MEMORY_GIB:
+        smallest = min(cpu.hosts, key=lambda host: host.spare_memory_gib, default=None)
+        key = f"{smallest.name}.spare_memory_gib" if smallest else "cpu.memory_gib"
         yield (
-            f"node_pools.cpu.memory_gib: must be at least {MIN_MEMORY_GIB}: a Ray head and a worker share a node, not "
+            f"node_pools.{key}: must be at least {MIN_MEMORY_GIB}: a Ray head and a worker share a node, not "
             f"{cpu.memory_gib}"
         )
     for index, model in models.items():
-        spec, usable = model.spec, pools_with(pools, model.spec.accelerator)
+        spec, usable = model.spec, pools_of(model, pools)
         if spec.engine == "http" or not usable:
             continue
         at, source = f"models[{index}]", PurePosixPath(spec.source)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from ray_job.contract.accelerators import CPU, Accelerator, ImageVariant
 from ray_job.contract.cluster import GPU_RESOURCE, POOL_LABEL
+from service.model_catalogue import CatalogueModel
 
 # The taint that GPU nodes of managed clusters have, and that NVIDIA's own DaemonSets tolerate. Nodes with MIG have it
 # too: it does not name the slice.
@@ -117,6 +118,12 @@ def placement(pool: NodePool) -> dict[str, Any]:
 def pools_with(pools: Mapping[str, NodePool], accelerator: str) -> list[NodePool]:
     """Return the pools whose nodes have an accelerator, ``cpu`` included."""
     return [pool for pool in pools.values() if pool.accelerator.name == accelerator and pool.name != "system"]
+
+
+def pools_of(model: CatalogueModel, pools: Mapping[str, NodePool]) -> list[NodePool]:
+    """Return the pools of a model's engines: the one that the model names, or all of its accelerator."""
+    found = pools_with(pools, model.spec.accelerator)
+    return [pool for pool in found if model.node_pool in ("", pool.name)]
 
 
 def job_pools(pools: Mapping[str, NodePool]) -> list[NodePool]:

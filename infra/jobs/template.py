@@ -18,7 +18,7 @@ from infra.capacity.job_sizes import (
     head_size,
     hosts_per_engine,
 )
-from infra.capacity.pools import pools_with
+from infra.capacity.pools import pools_of
 from infra.jobs.pods import COMPONENT, RayJobArgs, autoscaler_options, head_pod, worker_pod
 from infra.jobs.weights import PodWeights, pod_weights
 from infra.stack_file.sections import JobsSection
@@ -107,7 +107,7 @@ def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
 
 def _cluster(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
     spec, cpu_pool, times = model.spec, args.pools["cpu"], args.times
-    pools = pools_with(args.pools, spec.accelerator)
+    pools = pools_of(model, args.pools)
     image = args.images[pools[0].accelerator.image_variant]
 
     def weights(size: GroupSize, *, whole: bool) -> PodWeights:
@@ -173,8 +173,8 @@ def _group(name: str, size: GroupSize, pod: dict[str, Any], times: JobsSection) 
 def _start_params(size: GroupSize) -> dict[str, str]:
     """Return the parameters of ``ray start`` as strings. KubeRay adds memory from the container's limits.
 
-    GPUs are explicit: Ray's autoscaler finds only resources whose names end in ``gpu`` in the limits, and would start no
-    worker with MIG slices. Source: ``_get_num_gpus`` in ray/autoscaler/_private/kuberay/autoscaling_config.py.
+    GPUs are explicit: Ray's autoscaler finds only resources whose names end in ``gpu`` in the limits, and would start
+    no worker with MIG slices. Source: ``_get_num_gpus`` in ray/autoscaler/_private/kuberay/autoscaling_config.py.
     """
     return {
         "num-cpus": str(size.ray_cpus),

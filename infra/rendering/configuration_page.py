@@ -41,10 +41,11 @@ _ACCELERATORS: Final = """\
 
 The names that `accelerator` in `models` and the GPU pools in `node_pools` can have. Memory is what the driver reports;
 figures in brackets are nominal. Data types and quantizations follow from the compute capability: bfloat16 needs 8.0.
-`accelerators` adds rows for one stack.
+The driver is the oldest branch of NVIDIA's that the image runs with; 580 is the last one for V100. `accelerators` adds
+rows for one stack.
 
-| name | memory (MiB) | compute capability | image | resource |
-|---|---|---|---|---|
+| name | memory (MiB) | compute capability | image | driver | resource |
+|---|---|---|---|---|---|
 """
 _PLAIN_TYPES: Final = {
     "Cidr": "a network (CIDR)",
@@ -65,7 +66,8 @@ def page() -> str:
         memory = f"({row.memory_mib:,})" if row.is_nominal else f"{row.memory_mib:,}"
         capability = capability_text(row.capability) if row.capability else ""
         cells = (f"`{row.name}`", memory if row.memory_mib else "", capability, f"`ray_{row.image_variant}`")
-        rows += f"| {' | '.join(cells)} | {f'`{row.resource}`' if row.resource else ''} |\n"
+        driver = f"from {row.min_driver}" if row.min_driver else ""
+        rows += f"| {' | '.join(cells)} | {driver} | {f'`{row.resource}`' if row.resource else ''} |\n"
     return "\n".join([_HEAD, _SECRETS + secrets, *_section("", StackFile, {}), _ACCELERATORS + rows])
 
 

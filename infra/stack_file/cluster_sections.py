@@ -231,7 +231,9 @@ class GpuPoolSection(Section):
         "extended resource that its pods request; without it that of the accelerator", "nvidia.com/a10g", default=None
     )
     environment: dict[str, str] = key(
-        "environment variables of its workers", {"NCCL_SOCKET_IFNAME": "bond0"}, default={}
+        "variables of its workers for communication between GPUs (`NCCL_`, `TORCH_NCCL_`, `GLOO_`, `UCX_`, `FI_`)",
+        {"NCCL_SOCKET_IFNAME": "bond0"},
+        default={},
     )
     spare_cpus: Annotated[int, Field(ge=0)] = key(
         "CPUs of one node that engines leave to other pods: Ray heads and CPU workers without a pool `cpu`, and the "

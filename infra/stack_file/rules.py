@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from infra.capacity import spare_room
 from infra.capacity.job_sizes import (
     AUTOSCALER_MIB,
     autoscaler_cpu_m,
@@ -17,9 +18,10 @@ from infra.capacity.job_sizes import (
     gpu_workers,
     head_size,
     hosts_per_engine,
+    job_slots,
 )
 from infra.capacity.model_fit import image_problems, pool_problems
-from infra.capacity.pools import NodePool, gpu_capacity, job_pools, pools_with
+from infra.capacity.pools import NodePool, gpu_capacity, job_pools, pools_of, pools_with
 from infra.stack_file.sections import (
     ApiSection,
     BundledDatabaseSection,
@@ -46,6 +48,8 @@ Models = Mapping[int, CatalogueModel]
 Problems = Iterator[str]
 
 _POOL_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+# NCCL, Gloo, UCX and libfabric. Other variables could undo what a job's pods set: their GPUs, directories or hubs.
+_ENVIRONMENT: Final = ("NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "FI_")
 _DEVELOPMENT: Final = "dev"
 """Environment whose data may be lost."""
 _TLS_MODES: Final = ("require", "verify-ca", "verify-full")
@@ -68,6 +72,7 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
     yield from pool_rules(sections, models, pools, accelerators)
     if pools:
         yield from limit_rules(sections, models, pools)
+        yield from room_rules(sections, models, pools)
     yield from data_rules(sections)
     yield from durability_rules(sections)
     yield from transport_rules(sections, models)
@@ -136,10 +141,16 @@ def pool_rules(
     usable = ", ".join(dict.fromkeys(pool.accelerator.name for pool in pools.values() if pool.name != "system"))
     for index, model in models.items():
         accelerator = model.spec.accelerator
-        if pools and not pools_with(pools, accelerator):
+        own = [pool.name for pool in pools_with(pools, accelerator)]
+        if pools and not own:
             yield (
                 f"models[{index}].accelerator: {model.id} needs node_pools.{accelerator}, which is missing; "
                 f"add that pool, or use one of {usable}"
+            )
+        elif pools and model.node_pool and model.node_pool not in own:
+            yield (
+                f"models[{index}].node_pool: must be a pool with the accelerator {accelerator}, which are "
+                f"{', '.join(own)}, not {model.node_pool!r}"
             )
         variant = accelerators[accelerator].image_variant
         if images and variant not in images.ray:
@@ -186,6 +197,12 @@ def _gpu_pool_rules(pool: NodePool, first: NodePool) -> Problems:
         yield f"{at}.spare_cpus: must leave CPUs and memory to engines; lower spare_cpus or spare_memory_gib"
     if bool(pool.spare_cpus) != bool(pool.spare_memory_gib):
         yield f"{at}.spare_memory_gib: set both spare_cpus and spare_memory_gib, or none of them"
+    for name in pool.environment:
+        if not name.startswith(_ENVIRONMENT):
+            yield (
+                f"{at}.environment.{name}: is not a setting of communication between GPUs, whose names start with "
+                f"{', '.join(_ENVIRONMENT)}; leave it out: jobs set the other variables"
+            )
     if pool.gpus_per_node != first.gpus_per_node:
         yield (
             f"{at}.gpus_per_node: must be {first.gpus_per_node}, as in node_pools.{first.name}, which has the same "
@@ -213,7 +230,7 @@ def limit_rules(sections: Sections, models: Models, pools: Mapping[str, NodePool
     smallest: dict[int, dict[str, int]] = {}
     cpu_pool = pools["cpu"]
     for index, model in models.items() if cpu_pool.cpus else ():
-        spec, pool = model.spec, next(iter(pools_with(pools, model.spec.accelerator)), None)
+        spec, pool = model.spec, next(iter(pools_of(model, pools)), None)
         if pool is None:
             continue
         head, stages = head_size(cpu_pool), cpu_workers(spec, cpu_pool)
@@ -241,6 +258,33 @@ def limit_rules(sections: Sections, models: Models, pools: Mapping[str, NodePool
                 f"limits.{name}: must be at least {least}, which is what a job of models[{index}] takes with one "
                 f"engine, not {limit}"
             )
+
+
+def room_rules(sections: Sections, models: Models, pools: Mapping[str, NodePool]) -> Problems:
+    """Check that service and jobs have room where GPU nodes or the pool ``cpu`` host them too."""
+    limits: LimitsSection | None = sections.get("limits")
+    api: ApiSection | None = sections.get("api")
+    database, kuberay = sections.get("database"), sections.get("kuberay")
+    if limits is None or api is None:
+        return
+    service = [spare_room.API] * api.max_replicas + [*spare_room.RECONCILERS, spare_room.COORDINATOR]
+    if kuberay and kuberay.install == "helm":
+        service.append(spare_room.KUBERAY)
+    if isinstance(database, BundledDatabaseSection):
+        service.append(spare_room.BUNDLED)
+    elif isinstance(database, CloudNativePgSection):
+        service += [spare_room.DATABASE_INSTANCE] * database.instances
+    if isinstance(sections.get("object_store"), BundledObjectStoreSection):
+        service.append(spare_room.BUNDLED)
+    slots = job_slots(models.values(), pools, most=limits.max_running_jobs)
+    by_accelerator: dict[str, list[CatalogueModel]] = {}
+    for model in models.values():
+        by_accelerator.setdefault(model.spec.accelerator, []).append(model)
+    jobs = [
+        spare_room.RunningJobs(count=slots.get(accelerator, limits.max_running_jobs), models=own)
+        for accelerator, own in by_accelerator.items()
+    ]
+    yield from spare_room.room_problems(pools, service, jobs)
 
 
 def data_rules(sections: Sections) -> Problems:

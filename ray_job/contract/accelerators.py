@@ -23,6 +23,11 @@ OLDEST_CUDA13: Final[Capability] = (7, 5)
 OLDEST_SUPPORTED: Final[Capability] = (7, 0)
 """The oldest GPU that the image variant ``v100`` supports."""
 
+MIN_DRIVER: Final[Mapping[ImageVariant, int]] = MappingProxyType({"v100": 525, "cuda13": 580})
+"""The oldest branch of NVIDIA's driver for each image variant, by the CUDA that it holds: 525 for CUDA 12, 580 for 13.
+580 is also the last branch that supports V100.
+Source: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"""
+
 # Values of vLLM's engine arguments, and the oldest GPU that runs each. Data types: vllm/platforms/cuda.py
 # (`supported_dtypes`). Quantizations: `get_min_capability` of each method in vllm/model_executor/layers/quantization;
 # from 7.5 to 8.8 fp8 weights are unpacked for 16-bit arithmetic. An fp8 cache needs FlashInfer, which starts at 8.0.
@@ -78,6 +83,11 @@ class Accelerator:
     product: str = ""
     source: str
     is_nominal: bool = False
+
+    @property
+    def min_driver(self) -> int:
+        """The oldest branch of NVIDIA's driver that its image runs with; 0 for a CPU."""
+        return MIN_DRIVER.get(self.image_variant, 0)
 
     @property
     def is_mig(self) -> bool:

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.utils.quantity import parse_quantity
 from ray.autoscaler._private.kuberay.autoscaling_config import _node_type_from_group_spec
 
+from infra.capacity import spare_room
 from infra.capacity.job_sizes import autoscaler_cpu_m, cpu_workers, gpu_workers, head_size
 from infra.jobs.template import ray_job_templates
 from infra.rendering.render import record_stack
@@ -50,7 +52,7 @@ def test_database_and_operator_run_on_the_spare_cpus_of_gpu_nodes_too() -> None:
     recording = record_stack(GPU_NODES_ONLY)
     (api,) = [each for each in recording.of_type("Deployment") if each.name == "api"]
     on_nodes = api.inputs["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
-    (database,) = [each for each in recording.of_type("postgresql.cnpg.io/v1:Cluster")]
+    (database,) = recording.of_type("postgresql.cnpg.io/v1:Cluster")
     assert database.inputs["spec"]["affinity"]["nodeAffinity"] == on_nodes
     assert "affinity" not in database.inputs["spec"]["affinity"]
     (chart,) = recording.of_type("Chart")
@@ -61,10 +63,10 @@ def test_head_and_cpu_worker_fit_beside_engines_on_every_gpu_node() -> None:
     text = read_stack_file(GPU_NODES_ONLY)
     config = parse_config(text.values, secret_keys=text.secret_keys, stack=text.stack)
     cpu = config.pools["cpu"]
-    for model in config.catalogue.values():
-        pool = config.pools[model.spec.accelerator]
-        engines = gpu_workers(model.spec, pool)
-        others = (head_size(cpu), cpu_workers(model.spec, cpu))
+    for entry in config.catalogue.values():
+        pool = config.pools[entry.spec.accelerator]
+        engines = gpu_workers(entry.spec, pool)
+        others = (head_size(cpu), cpu_workers(entry.spec, cpu))
         full = pool.gpus_per_node // engines.gpus
         cpus = full * engines.cpu_m + sum(each.cpu_m for each in others) + autoscaler_cpu_m(cpu)
         assert cpus <= 1_000 * pool.cpus
@@ -123,6 +125,72 @@ def test_ray_counts_gpus_of_any_resource_name(resource: str) -> None:
     # Ray's autoscaler starts no worker of a group without the resource that an engine requests.
     assert _node_type_from_group_spec(groups(rendered)["a10g"], is_head=False)["resources"]["GPU"] == 1
     assert RayJobView.parse(rendered).gpu_groups == {"a10g"}
+
+
+def test_model_runs_in_the_pool_that_it_names() -> None:
+    pools = parse(
+        changed(node_pools=node_pools(a10g=A10G, rented={**A10G, "accelerator": "a10g", "nodes": ["g-2"]}))
+    ).pools
+    rendered = rayjob(model(accelerator="a10g", weights_gib=15, node_pool="rented"), pools=pools)
+    assert groups(rendered).keys() == {"cpu", "rented"}
+
+
+def test_model_with_a_pool_of_another_accelerator_is_refused() -> None:
+    pools = node_pools(a10g=A10G, t4={**A10G, "nodes": ["g-2"]})
+    entry = {"id": "m", "source": "/models/m", "accelerator": "t4", "weights_gib": 5, "node_pool": "a10g"}
+    with pytest.raises(
+        ConfigError, match=r"models\[0\]\.node_pool: must be a pool with the accelerator t4, which are t4"
+    ):
+        parse(changed(node_pools=pools, models=[entry]))
+
+
+def test_pods_that_do_not_fit_on_spare_cpus_are_refused_in_numbers() -> None:
+    text = read_stack_file(GPU_NODES_ONLY)
+    pools = {
+        name: {**pool, "spare_cpus": 2, "spare_memory_gib": 9} if isinstance(pool, dict) else pool
+        for name, pool in text.values["node_pools"].items()
+    }
+    with pytest.raises(ConfigError) as caught:
+        parse_config({**text.values, "node_pools": pools}, secret_keys=text.secret_keys, stack=text.stack)
+    (problem,) = caught.value.problems
+    assert problem == (
+        "cloister:node_pools.v100.spare_cpus: the service needs 5.1 CPUs and 15 GiB, heads and CPU workers of 4 jobs "
+        "need 7 CPUs and 33.5 GiB, which do not fit on 4 nodes that have 8 CPUs and 36 GiB for them; raise spare_cpus "
+        "and spare_memory_gib, add a pool cpu, or lower limits.max_running_jobs"
+    )
+
+
+def test_pool_for_service_and_jobs_needs_room_for_both() -> None:
+    pools = {"cpu": {"nodes": ["c-1"], "cpus": 4, "memory_gib": 12}}
+    with pytest.raises(ConfigError, match=r"node_pools\.cpu\.cpus: the service needs .* raise cpus and memory_gib"):
+        parse(changed(node_pools=pools))
+
+
+def test_check_counts_what_the_pods_of_the_service_request() -> None:
+    recording = record_stack(GPU_NODES_ONLY)
+    counted = {"api": spare_room.API, "reconciler": spare_room.RECONCILERS[0], "coordinator": spare_room.COORDINATOR}
+    for deployment in recording.of_type("Deployment"):
+        (container,) = deployment.inputs["spec"]["template"]["spec"]["containers"]
+        assert amounts(container) == counted[deployment.name]
+    (database,) = recording.of_type("postgresql.cnpg.io/v1:Cluster")
+    # The sidecar of backups is another 100m and 512 MiB.
+    assert amounts(database.inputs["spec"]) == (1_000, 2_048)
+    assert spare_room.DATABASE_INSTANCE == (1_000 + 100, 2_048 + 512)
+
+
+def amounts(container: dict[str, Any]) -> tuple[int, int]:
+    """Return the requests of a container: thousandths of a CPU, and MiB."""
+    requests = container["resources"]["requests"]
+    cpu, memory = (parse_quantity(requests[name]) for name in ("cpu", "memory"))  # type: ignore[no-untyped-call]
+    return int(cpu * 1_000), int(memory / 2**20)
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "RAY_AUTH_MODE", "CLOISTER_JOB_SPEC", "HOME"]
+)
+def test_environment_of_a_pool_cannot_change_what_a_job_sets(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"node_pools\.a10g\.environment\.{name}: is not a setting of communication"):
+        parse(changed(node_pools=node_pools(a10g={**A10G, "environment": {name: "1"}})))
 
 
 def test_two_hundred_models_fit_into_config_maps(tmp_path: Path) -> None:
