@@ -1,6 +1,7 @@
 """Holdings of a job: leases with rows to commit, and places for parts."""
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -14,12 +15,18 @@ SEGMENT_TOKENS: Final = 1 << 16
 """About the tokens of a segment."""
 LONG_POLL_S: Final = 20.0
 """How long an idle job waits for a lease in one request."""
-EXTEND_EVERY_S: Final = 10.0
+EXTEND_EVERY_S: Final = 15.0
+"""The longest pause between two extensions of the leases."""
 FIRST_PLACES: Final = 2
 """Enough for a small batch: one for its only part, and one so that no more are asked for."""
 MORE_PLACES: Final = 8
 # Presigned URLs are good for several times as long.
 PLACE_AGE_S: Final = 300.0
+
+
+def extension_pause_s() -> float:
+    """Return the time to the next extension. Jobs that began together do not stay in step."""
+    return random.uniform(0.7, 1.0) * EXTEND_EVERY_S  # noqa: S311 - no secret
 
 
 class HeldLeases:

@@ -33,7 +33,7 @@ from ray_job.contract.parts import encode_part
 from ray_job.contract.plans import PlanError
 from ray_job.coordinator import Coordinator
 from ray_job.errors import InputError, ObjectMissingError, UrlRefusedError
-from ray_job.holdings import EXTEND_EVERY_S, LONG_POLL_S, SEGMENT_TOKENS, HeldLeases, PartPlaces, record
+from ray_job.holdings import LONG_POLL_S, SEGMENT_TOKENS, HeldLeases, PartPlaces, extension_pause_s, record
 from ray_job.object_urls import put_object, read_range
 from ray_job.rows import FinishedRow, Request, committed_rows, finished_row, leased_rows, parse_request, refused
 from ray_job.uploaded_files import UploadedFiles
@@ -178,7 +178,7 @@ class RoundsJob:
 
     async def _extend(self) -> None:
         while True:
-            await asyncio.sleep(EXTEND_EVERY_S)
+            await asyncio.sleep(extension_pause_s())
             await self._sync(0)
 
     async def _run_dataset(self, requests: Sequence[Request], *, embeds: bool) -> None:

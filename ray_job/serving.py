@@ -29,6 +29,7 @@ from ray_job.holdings import (
     SEGMENT_TOKENS,
     HeldLeases,
     PartPlaces,
+    extension_pause_s,
     record,
     segment_ref,
 )
@@ -127,7 +128,7 @@ class DirectJob:
                 return
             wanted = self._wanted_tokens()
             if self._held and not wanted:
-                await self._change(EXTEND_EVERY_S, until=self._wants_to_sync)
+                await self._change(extension_pause_s(), until=self._wants_to_sync)
                 if not self._held:
                     continue
                 wanted = self._wanted_tokens()

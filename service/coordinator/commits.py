@@ -9,7 +9,7 @@ from ray_job.contract.leases import Commit, CommitResponse, CommittedRows, Failu
 from ray_job.contract.object_keys import is_part_key, new_part_key
 from ray_job.contract.parts import Usage
 from ray_job.contract.plans import bitmap_value
-from service.coordinator.errors import RefusedError
+from service.coordinator.errors import JobEndedError, RefusedError
 from service.coordinator.leasing import URL_EXPIRES_S, active_job
 from service.db import Pool, query
 from service.job_transitions import JOB_FAILED
@@ -67,9 +67,12 @@ def commit(pool: Pool, job_id: str, message: Commit) -> CommitResponse:
         raise RefusedError("a segment has fewer lines than rows")
     values: dict[str, Any] = {"job_id": job_id, "batch_id": batch_id, "key": key}
     with pool.connection() as connection:
-        active_job(connection, job_id)
+        job = connection.execute(query("committing_job"), values).fetchone()
+        if job is None:
+            raise JobEndedError
         # Rows are locked in the same order everywhere: domain, batch, segments.
-        has_failures = connection.execute(query("lock_failing_domain_of_job"), values).fetchone() is not None
+        if job["has_failures"]:
+            connection.execute(query("lock_domain_of_job"), values)
         batch = connection.execute(query("lock_batch_of_job"), values).fetchone()
         known = connection.execute(query("recorded_part"), values).fetchone()
         if known is not None:
@@ -79,10 +82,11 @@ def commit(pool: Pool, job_id: str, message: Commit) -> CommitResponse:
             accepted = _record_rows(connection, values, message, rows)
         if any(accepted):
             _record_part(connection, values, message, accepted)
+        else:
+            connection.execute(query("record_refused_commit"), values)
         # Failures that were recorded meanwhile stay: their domain is not locked.
-        if any(accepted) and has_failures:
+        if any(accepted) and job["has_failures"]:
             connection.execute(query("forget_failures"), values)
-        connection.execute(query("record_commit" if any(accepted) else "record_refused_commit"), values)
     return CommitResponse(accepted=tuple(accepted))
 
 

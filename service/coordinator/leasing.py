@@ -81,8 +81,9 @@ def sync(pool: Pool, store: ObjectStore, job_id: str, request: SyncRequest) -> S
             batch_ids = sorted({row["batch_id"] for row in leases})
             connection.execute(query("record_first_leases"), {"job_id": job_id, "batch_ids": batch_ids})
         connection.execute(query("record_sync"), {"job_id": job_id, "engines": request.engines})
-        # Other calls need not wait for the count.
-        connection.commit()
+        if request.wanted_tokens > 0:
+            # Those who wait for the domain need not wait for the count.
+            connection.commit()
         row = connection.execute(query("backlog_tokens"), {**domain, "limit": BACKLOG_SEGMENTS}).fetchone()
     return SyncResponse(
         leases=tuple(_lease_message(store, job, row) for row in leases),

@@ -21,7 +21,7 @@ SELECT (SELECT string_agg(job_id || ' has ' || batch_id || ' ' || number, ', ')
         WHERE status = 'in_progress'
           AND segments_left <> (SELECT count(*) FROM segments WHERE batch_id = batches.id AND NOT is_done)
        ) AS miscounted,
-       (SELECT string_agg(id, ', ') FROM jobs
+       (SELECT string_agg(concat_ws(' ', id, created_at, launched_at, draining_at, now()), ', ') FROM jobs
         WHERE launched_at < created_at OR draining_at < created_at OR greatest(launched_at, draining_at) > now()
        ) AS mistimed,
        (SELECT array_agg(id) FROM jobs WHERE launched_at IS NULL) AS unrecorded,

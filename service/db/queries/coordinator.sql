@@ -15,12 +15,11 @@ FROM jobs JOIN domains USING (model, domain)
 WHERE jobs.id = %(job_id)s
 FOR NO KEY UPDATE OF domains
 
--- name: lock_failing_domain_of_job
--- Locks nothing in the usual case, in which the domain has no failures.
-SELECT domains.failures
-FROM jobs JOIN domains USING (model, domain)
-WHERE jobs.id = %(job_id)s AND (failures > 0 OR not_before IS NOT NULL)
-FOR NO KEY UPDATE OF domains
+-- name: committing_job
+-- Whether the job runs, and whether its domain has failures to forget.
+SELECT coalesce(failures > 0 OR not_before IS NOT NULL, FALSE) AS has_failures
+FROM jobs LEFT JOIN domains USING (model, domain)
+WHERE jobs.id = %(job_id)s AND ended_at IS NULL
 
 -- name: extend_leases
 -- Returns the leases that the job keeps, and those whose segments it has done.
@@ -242,10 +241,9 @@ RETURNING pg_notify('batch_events', batches.id)
 WITH part AS (
     INSERT INTO parts (key, batch_id, job_id, accepted, refused_lines)
     VALUES (%(key)s, %(batch_id)s, %(job_id)s, %(accepted)s, %(refused_lines)s::bigint[])
+), share AS (
+    UPDATE job_batches SET tokens = tokens + %(tokens)s WHERE job_id = %(job_id)s AND batch_id = %(batch_id)s
 )
-UPDATE job_batches SET tokens = tokens + %(tokens)s WHERE job_id = %(job_id)s AND batch_id = %(batch_id)s
-
--- name: record_commit
 UPDATE jobs
 SET seen_at = now(), committed_at = now(),
     idle_since = CASE WHEN NOT EXISTS (

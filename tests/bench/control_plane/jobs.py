@@ -36,7 +36,15 @@ from ray_job.contract.leases import (
 from ray_job.contract.parts import encode_part
 from ray_job.coordinator import HttpCoordinator
 from ray_job.errors import JobEndedError
-from ray_job.holdings import EXTEND_EVERY_S, LONG_POLL_S, SEGMENT_TOKENS, HeldLeases, PartPlaces, record
+from ray_job.holdings import (
+    EXTEND_EVERY_S,
+    LONG_POLL_S,
+    SEGMENT_TOKENS,
+    HeldLeases,
+    PartPlaces,
+    extension_pause_s,
+    record,
+)
 from ray_job.object_urls import put_object, read_range
 from ray_job.rows import LeasedRow, committed_rows, finished_row, leased_rows, parse_request
 
@@ -52,6 +60,10 @@ ANSWER: Final = json.dumps(
 # each second from the start.
 LEAST_TIME: Final = 0.1
 MOST_TIME: Final = 5.0
+# Real rows do not end at the same moments in all jobs: the pause between two commits varies within these multiples of
+# the mean, and drivers take up to this long to start.
+COMMIT_SPREAD: Final = (0.7, 1.3)
+LONGEST_START_S: Final = 10.0
 LOOP_CHECK_S: Final = 0.1
 RETRY_S: Final = 0.5
 
@@ -106,7 +118,8 @@ class SimulatedJob:
         coordinator: where it leases segments.
         session: reads plans and writes parts.
         rows_per_s: rows that the engine answers in a second.
-        commit_every_s: how long finished rows wait for a commit.
+        commit_every_s: how long finished rows wait for a commit, on average.
+        chance: the times of commits.
     """
 
     def __init__(
@@ -117,7 +130,9 @@ class SimulatedJob:
         *,
         rows_per_s: float,
         commit_every_s: float,
+        chance: random.Random,
     ) -> None:
+        self._chance = chance
         self._keep_warm_s = spec.model.keep_warm_s
         self._coordinator = coordinator
         self._session = session
@@ -155,7 +170,7 @@ class SimulatedJob:
             wanted, wait_s = SEGMENT_TOKENS, EXTEND_EVERY_S
             # A job asks for more when its engine has taken half of the rows.
             if self._draining or (self._held and 2 * len(self._rows) > self._most_rows):
-                await asyncio.sleep(EXTEND_EVERY_S if self._held else 0)
+                await asyncio.sleep(extension_pause_s() if self._held else 0)
                 wanted, wait_s = 0, 0.0
             elif not self._held:
                 wait_s = min(LONG_POLL_S, max(0.0, idle_left_s))
@@ -182,7 +197,8 @@ class SimulatedJob:
         while True:
             await self._has_rows.wait()
             rest_s = len(self._rows) / self._rows_per_s
-            await asyncio.sleep(min(self._commit_every_s, rest_s))
+            pause_s = self._commit_every_s * self._chance.uniform(*COMMIT_SPREAD)
+            await asyncio.sleep(min(pause_s, rest_s))
             count = min(len(self._rows), max(1, round(self._rows_per_s * self._commit_every_s)))
             rows = [self._rows.popleft() for _ in range(count)]
             by_batch: dict[str, list[LeasedRow]] = {}
@@ -255,12 +271,18 @@ class Dashboard:
         return web.json_response({"job_id": job_id, "submission_id": job_id})
 
     async def _run(self, spec: JobSpec, token: str) -> None:
+        await asyncio.sleep(self._chance.uniform(0, LONGEST_START_S))
         self._timings.running += 1
         rate = self._rows_per_s / min(MOST_TIME, max(LEAST_TIME, self._chance.expovariate(1)))
         try:
             async with TimedCoordinator(spec.coordinator_url, token, self._timings) as coordinator:
                 job = SimulatedJob(
-                    spec, coordinator, self._session, rows_per_s=rate, commit_every_s=self._commit_every_s
+                    spec,
+                    coordinator,
+                    self._session,
+                    rows_per_s=rate,
+                    commit_every_s=self._commit_every_s,
+                    chance=self._chance,
                 )
                 await job.run()
         except JobEndedError:
