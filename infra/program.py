@@ -20,7 +20,9 @@ from infra.data.deploy import deploy_database, deploy_object_store
 from infra.data.object_store import ObjectStoreConnection
 from infra.kubernetes.images import PullSecrets
 from infra.kubernetes.kept_data import DataProtection
-from infra.shared_platform.deploy import deploy_platform
+from infra.shared_platform.customers import Registration
+from infra.shared_platform.deploy import deploy_platform, deploy_shared_platform
+from infra.shared_platform.outputs import platform_of
 from infra.stack_file.reading import ConfigError, StackConfig, read_config
 from infra.stack_file.sections import CloudNativePgSection, ExternalDatabaseSection, S3ObjectStoreSection
 from infra.tenancy.credentials import Credentials
@@ -51,22 +53,30 @@ def deploy(config: StackConfig) -> dict[str, Any]:
     """Create the resources of a stack, from the platform to the batch service, and return the outputs."""
     names, file = config.names, config.file
     cluster = _provider(config, "cluster")
-    data_provider = _provider(config, "kept-data", upsert_existing_objects=True)
-    protection = DataProtection(provider=data_provider, keep_data=file.keep_data)
 
     def after(*resources: pulumi.Resource) -> pulumi.ResourceOptions:
         return pulumi.ResourceOptions(provider=cluster, transformations=[wait_for(resources)])
 
-    # The operator is deleted after the namespaces, because it ends the RayJobs in them.
-    platform = deploy_platform(config, after())
+    if file.layer == "platform":
+        return deploy_shared_platform(config, after).exports()
+    data_provider = _provider(config, "kept-data", upsert_existing_objects=True)
+    protection = DataProtection(provider=data_provider, keep_data=file.keep_data)
+    kuberay_namespace: pulumi.Input[str] = file.kuberay.namespace
+    registered: tuple[pulumi.Resource, ...] = ()
+    if file.platform:
+        kuberay_namespace = platform_of(file.platform, names).kuberay_namespace
+        registered = Registration("registration", names, opts=after()).resources
     namespaces = Namespaces(
         "namespaces",
         names=names,
         job_quota=job_quota(config),
         protection=protection,
-        opts=after(*platform),
+        has_platform=file.layer == "customer",
+        opts=after(*registered),
     )
-    foundation = namespaces.resources
+    foundation = registered + namespaces.resources
+    if file.layer == "all":
+        foundation += deploy_platform(config, (names.jobs_namespace,), after(*namespaces.resources))
     login = config.docker_config
     if login is not None:
         foundation += PullSecrets("pull-secrets", names=names, docker_config=login, opts=after(*foundation)).secrets
@@ -94,7 +104,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         before_migrations += CaBundle("ca-bundle", names, file.trust.ca_bundle, opts=after(*foundation)).resources
     limits = JobNetworks("job-networks", names, opts=after(*foundation)).resources
     before_migrations += Rbac("access", names, opts=after(*foundation, *limits)).resources
-    Network("network", _network_args(config, postgres, store), opts=after(*foundation))
+    Network("network", _network_args(config, kuberay_namespace, postgres, store), opts=after(*foundation))
 
     service = deploy_batch_service(
         config,
@@ -160,7 +170,12 @@ def job_quota(config: StackConfig) -> dict[str, str]:
     return quota
 
 
-def _network_args(config: StackConfig, postgres: DatabaseConnection, store: ObjectStoreConnection) -> NetworkArgs:
+def _network_args(
+    config: StackConfig,
+    kuberay_namespace: pulumi.Input[str],
+    postgres: DatabaseConnection,
+    store: ObjectStoreConnection,
+) -> NetworkArgs:
     names, file = config.names, config.file
     network, api = file.network, file.api
     namespace = names.service_namespace
@@ -193,7 +208,7 @@ def _network_args(config: StackConfig, postgres: DatabaseConnection, store: Obje
         plugin=network.plugin,
         kubernetes_api=tuple(network.kubernetes_api.networks),
         kubernetes_api_port=network.kubernetes_api.port,
-        kuberay_namespace=file.kuberay.namespace,
+        kuberay_namespace=kuberay_namespace,
         dns_namespace=network.dns_namespace,
         dns_networks=tuple(network.dns_networks),
         ingress_namespace=api.ingress.controller_namespace if api.ingress else "",

@@ -98,6 +98,7 @@ def secret_problems(
     secrets: Mapping[str, str],
     *,
     encrypted: Collection[str],
+    known: Collection[str],
     sections: Mapping[str, Any],
     models: Mapping[int, ModelEntry] | None,
 ) -> Iterator[str]:
@@ -106,6 +107,7 @@ def secret_problems(
     Args:
         secrets: the values of secret keys.
         encrypted: the keys that Pulumi keeps as secrets.
+        known: the secret keys of the stack's layer.
         sections: the valid sections by key.
         models: the models by index; None if one of them is wrong.
     """
@@ -118,7 +120,7 @@ def secret_problems(
         if name not in _MULTILINE and not value.isprintable():
             yield f"{name}: has a line break or another control character; set it with `{command}`"
     for secret in SECRET_KEYS.values():
-        if secret.needed == "always" and secret.name not in secrets:
+        if secret.needed == "always" and secret.name in known and secret.name not in secrets:
             yield f"{secret.name}: is required: {secret.meaning}; set it with `{secret.command}`"
     images: ImagesSection | None = sections.get("images")
     store, database = sections.get("object_store"), sections.get("database")

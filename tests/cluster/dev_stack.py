@@ -156,7 +156,7 @@ def dev_stack(
     values |= {
         "kubernetes": {"kubeconfig": str(cluster.kubeconfig), "context": "admin"},
         # The stand-in cannot install charts, and the definitions exist.
-        "kuberay": {"install": "none"},
+        **({"kuberay": {"install": "none"}} if text.values.get("layer") != "customer" else {}),
         **sections,
     }
     values["images"] = {key: image for key, image in values["images"].items() if key != "kuberay_operator"}
