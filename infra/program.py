@@ -18,6 +18,7 @@ from infra.capacity.pools import gpu_capacity, job_pools, placement
 from infra.data.database import DatabaseCa, DatabaseConnection
 from infra.data.deploy import deploy_database, deploy_object_store
 from infra.data.object_store import ObjectStoreConnection
+from infra.hosts.cluster import Hosts
 from infra.kubernetes.images import PullSecrets
 from infra.kubernetes.kept_data import DataProtection
 from infra.shared_platform.customers import Registration
@@ -52,14 +53,17 @@ def run() -> None:
 def deploy(config: StackConfig) -> dict[str, Any]:
     """Create the resources of a stack, from the platform to the batch service, and return the outputs."""
     names, file = config.names, config.file
-    cluster = _provider(config, "cluster")
+    kubeconfig = _kubeconfig(config)
+    cluster = _provider(config, "cluster", kubeconfig)
 
     def after(*resources: pulumi.Resource) -> pulumi.ResourceOptions:
         return pulumi.ResourceOptions(provider=cluster, transformations=[wait_for(resources)])
 
+    # For kubectl, on a machine that has no kubeconfig of the new cluster. It is a secret.
+    new_cluster = {"kubeconfig": kubeconfig} if file.hosts else {}
     if file.layer == "platform":
-        return deploy_shared_platform(config, after).exports()
-    data_provider = _provider(config, "kept-data", upsert_existing_objects=True)
+        return deploy_shared_platform(config, after).exports() | new_cluster
+    data_provider = _provider(config, "kept-data", kubeconfig, upsert_existing_objects=True)
     protection = DataProtection(provider=data_provider, keep_data=file.keep_data)
     kuberay_namespace: pulumi.Input[str] = file.kuberay.namespace
     registered: tuple[pulumi.Resource, ...] = ()
@@ -115,7 +119,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         before_migrations=before_migrations,
         opts=after(*foundation),
     )
-    return stack_outputs(config, service.api_address)
+    return stack_outputs(config, service.api_address) | new_cluster
 
 
 def wait_for(
@@ -133,20 +137,33 @@ def wait_for(
     return add_dependencies
 
 
-def _provider(config: StackConfig, name: str, *, upsert_existing_objects: bool | None = None) -> kubernetes.Provider:
-    section = config.file.kubernetes
-    kubeconfig: pulumi.Input[str] | None = None
+def _kubeconfig(config: StackConfig) -> pulumi.Input[str] | None:
+    """Return content or path of the kubeconfig; None for the default one. Hosts become a cluster first."""
+    file = config.file
+    if file.hosts:
+        key = config.secret("ssh_private_key")
+        return Hosts("hosts", file.hosts, ssh_private_key=key, context=file.kubernetes.context).kubeconfig
     if "kubeconfig" in config.secrets:
-        kubeconfig = config.secret("kubeconfig")
-    elif section.kubeconfig:
-        kubeconfig = str(Path(section.kubeconfig).expanduser())
+        return config.secret("kubeconfig")
+    path = file.kubernetes.kubeconfig
+    return str(Path(path).expanduser()) if path else None
+
+
+def _provider(
+    config: StackConfig,
+    name: str,
+    kubeconfig: pulumi.Input[str] | None,
+    *,
+    upsert_existing_objects: bool | None = None,
+) -> kubernetes.Provider:
+    context = config.file.kubernetes.context
     return kubernetes.Provider(
         name,
         upsert_existing_objects=upsert_existing_objects,
         kubeconfig=kubeconfig,
-        context=section.context,
+        context=context,
         # Without an identifier the provider takes a kubeconfig with a new token for a new cluster.
-        cluster_identifier=section.context,
+        cluster_identifier=context,
         # Updated in place, so that pods can always mount them. A digest in the pods' annotations rolls the pods.
         enable_config_map_mutable=True,
         enable_secret_mutable=True,

@@ -1,7 +1,7 @@
 """Run a Pulumi program without an engine, a provider or a network, and record the resources that it registers.
 
 `make render` and the tests use recordings. Each registration is recorded with its inputs, its options and the paths of
-its secrets. The outputs of a resource are its inputs.
+its secrets. The outputs of a resource are its inputs; a command on a host prints nothing.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ Path = tuple[str | int, ...]
 PROJECT: Final = "cloister"
 _REFERENCE_TYPE: Final = "pulumi:pulumi:StackReference"
 _STACK_TYPE: Final = "pulumi:pulumi:Stack"
+_COMMAND_TYPE: Final = "command:remote:Command"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,11 @@ class _Engine:
             )
             with self._lock:
                 self.resources.append(resource)
-        return resource_pb2.RegisterResourceResponse(urn=urn, id=resource_id, object=request.object)
+        outputs = struct_pb2.Struct()
+        outputs.CopyFrom(request.object)
+        if request.type == _COMMAND_TYPE:
+            outputs.update({"stdout": ""})
+        return resource_pb2.RegisterResourceResponse(urn=urn, id=resource_id, object=outputs)
 
     def RegisterResourceOutputs(  # noqa: N802
         self, request: resource_pb2.RegisterResourceOutputsRequest

@@ -33,6 +33,8 @@ def neighbour_problems(values: Values, neighbours: Mapping[str, Values]) -> Iter
         yield from _platform_problems(values, stack, other)
         if "customer" in values and all(_at(values, key) == _at(other, key) for key in ("customer", "environment")):
             yield f"customer: Pulumi.{stack}.yaml has the same customer and environment; each stack needs its own"
+        if _at(values, "hosts") and _at(other, "hosts"):
+            yield f"hosts: Pulumi.{stack}.yaml makes the cluster already; leave the section out, and use its kubeconfig"
         host = _at(values, "api.ingress.host")
         if host is not None and host == _at(other, "api.ingress.host"):
             yield f"api.ingress.host: Pulumi.{stack}.yaml has {host} too; each stack needs its own"

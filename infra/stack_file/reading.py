@@ -280,6 +280,8 @@ def read_stack_file(path: Path, *, with_missing_secrets: bool = True) -> StackFi
             expected.add("object_store_job_secret_access_key")
         if isinstance(images, Mapping) and images.get("pull_secret"):
             expected.add("registry_password")
+        if values.get("hosts"):
+            expected.add("ssh_private_key")
         secret_keys |= {name for name in expected - values.keys() if is_in_layer(name, layer)}
     return StackFileText(
         stack=path.stem.removeprefix("Pulumi."),

@@ -22,6 +22,7 @@ from infra.capacity.job_sizes import (
 )
 from infra.capacity.model_fit import image_problems, pool_problems
 from infra.capacity.pools import NodePool, gpu_capacity, job_pools, pools_of, pools_with
+from infra.stack_file.hosts import host_rules
 from infra.stack_file.layers import customer_problems
 from infra.stack_file.sections import (
     ApiSection,
@@ -69,6 +70,7 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
     for name, given in section.gpu_pools.items() if section else ():
         if (accelerator := given.accelerator or name) not in accelerators:
             yield f"node_pools.{name}.accelerator: {unknown_key(accelerator, list(accelerators), kind='accelerator')}"
+    yield from host_rules(sections)
     yield from image_rules(sections)
     yield from pool_rules(sections, models, pools, accelerators)
     if pools:

@@ -17,6 +17,7 @@ from infra.stack_file.cluster_sections import (
     NodePoolsSection,
     PlatformSection,
 )
+from infra.stack_file.hosts import HostsSection
 from infra.stack_file.values import (
     Certificates,
     Cidr,
@@ -339,6 +340,9 @@ class StackFile(Section):
     customer: Customer = key("name of the customer that the stack serves", "acme")
     environment: Environment = key("name of this stack among the customer's stacks", "prod")
     kubernetes: KubernetesSection = key("see below", {})
+    hosts: HostsSection | None = key(
+        "bare hosts to make the cluster of; see below. Without it the cluster exists", {}, default=None
+    )
     network: NetworkSection = key("see below", {})
     images: ImagesSection = key("see below", {})
     accelerators: dict[str, AcceleratorSection] = key(
