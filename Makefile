@@ -31,7 +31,7 @@ LINES ?= 4000
 RUNS ?= 1
 CASES ?= 10000
 # Debian packages for a cluster with real nodes; it also needs Go and root.
-CLUSTER_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 buildah debootstrap
+CLUSTER_PACKAGES := containerd runc containernetworking-plugins iptables conntrack iproute2 buildah debootstrap openssh-server
 MODEL ?= $(MODEL_DIR)
 IMAGES ?= service ray-cpu ray-v100 ray-cuda13
 NAME_LINES = $(if $(NAMED),2>&1 | sed --unbuffered 's/^/[$@] /')

@@ -18,9 +18,12 @@ from infra.capacity.pools import gpu_capacity, job_pools, placement
 from infra.data.database import DatabaseCa, DatabaseConnection
 from infra.data.deploy import deploy_database, deploy_object_store
 from infra.data.object_store import ObjectStoreConnection
+from infra.hosts.cluster import Hosts
 from infra.kubernetes.images import PullSecrets
 from infra.kubernetes.kept_data import DataProtection
-from infra.shared_platform.deploy import deploy_platform
+from infra.shared_platform.customers import Registration
+from infra.shared_platform.deploy import deploy_platform, deploy_shared_platform
+from infra.shared_platform.outputs import platform_of
 from infra.stack_file.reading import ConfigError, StackConfig, read_config
 from infra.stack_file.sections import CloudNativePgSection, ExternalDatabaseSection, S3ObjectStoreSection
 from infra.tenancy.credentials import Credentials
@@ -50,23 +53,34 @@ def run() -> None:
 def deploy(config: StackConfig) -> dict[str, Any]:
     """Create the resources of a stack, from the platform to the batch service, and return the outputs."""
     names, file = config.names, config.file
-    cluster = _provider(config, "cluster")
-    data_provider = _provider(config, "kept-data", upsert_existing_objects=True)
-    protection = DataProtection(provider=data_provider, keep_data=file.keep_data)
+    kubeconfig = _kubeconfig(config)
+    cluster = _provider(config, "cluster", kubeconfig)
 
     def after(*resources: pulumi.Resource) -> pulumi.ResourceOptions:
         return pulumi.ResourceOptions(provider=cluster, transformations=[wait_for(resources)])
 
-    # The operator is deleted after the namespaces, because it ends the RayJobs in them.
-    platform = deploy_platform(config, after())
+    # For kubectl, on a machine that has no kubeconfig of the new cluster. It is a secret.
+    new_cluster = {"kubeconfig": kubeconfig} if file.hosts else {}
+    if file.layer == "platform":
+        return deploy_shared_platform(config, after).exports() | new_cluster
+    data_provider = _provider(config, "kept-data", kubeconfig, upsert_existing_objects=True)
+    protection = DataProtection(provider=data_provider, keep_data=file.keep_data)
+    kuberay_namespace: pulumi.Input[str] = file.kuberay.namespace
+    registered: tuple[pulumi.Resource, ...] = ()
+    if file.platform:
+        kuberay_namespace = platform_of(file.platform, names).kuberay_namespace
+        registered = Registration("registration", names, opts=after()).resources
     namespaces = Namespaces(
         "namespaces",
         names=names,
         job_quota=job_quota(config),
         protection=protection,
-        opts=after(*platform),
+        has_platform=file.layer == "customer",
+        opts=after(*registered),
     )
-    foundation = namespaces.resources
+    foundation = registered + namespaces.resources
+    if file.layer == "all":
+        foundation += deploy_platform(config, (names.jobs_namespace,), after(*namespaces.resources))
     login = config.docker_config
     if login is not None:
         foundation += PullSecrets("pull-secrets", names=names, docker_config=login, opts=after(*foundation)).secrets
@@ -94,7 +108,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         before_migrations += CaBundle("ca-bundle", names, file.trust.ca_bundle, opts=after(*foundation)).resources
     limits = JobNetworks("job-networks", names, opts=after(*foundation)).resources
     before_migrations += Rbac("access", names, opts=after(*foundation, *limits)).resources
-    Network("network", _network_args(config, postgres, store), opts=after(*foundation))
+    Network("network", _network_args(config, kuberay_namespace, postgres, store), opts=after(*foundation))
 
     service = deploy_batch_service(
         config,
@@ -105,7 +119,7 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         before_migrations=before_migrations,
         opts=after(*foundation),
     )
-    return stack_outputs(config, service.api_address)
+    return stack_outputs(config, service.api_address) | new_cluster
 
 
 def wait_for(
@@ -123,20 +137,33 @@ def wait_for(
     return add_dependencies
 
 
-def _provider(config: StackConfig, name: str, *, upsert_existing_objects: bool | None = None) -> kubernetes.Provider:
-    section = config.file.kubernetes
-    kubeconfig: pulumi.Input[str] | None = None
+def _kubeconfig(config: StackConfig) -> pulumi.Input[str] | None:
+    """Return content or path of the kubeconfig; None for the default one. Hosts become a cluster first."""
+    file = config.file
+    if file.hosts:
+        key = config.secret("ssh_private_key")
+        return Hosts("hosts", file.hosts, ssh_private_key=key, context=file.kubernetes.context).kubeconfig
     if "kubeconfig" in config.secrets:
-        kubeconfig = config.secret("kubeconfig")
-    elif section.kubeconfig:
-        kubeconfig = str(Path(section.kubeconfig).expanduser())
+        return config.secret("kubeconfig")
+    path = file.kubernetes.kubeconfig
+    return str(Path(path).expanduser()) if path else None
+
+
+def _provider(
+    config: StackConfig,
+    name: str,
+    kubeconfig: pulumi.Input[str] | None,
+    *,
+    upsert_existing_objects: bool | None = None,
+) -> kubernetes.Provider:
+    context = config.file.kubernetes.context
     return kubernetes.Provider(
         name,
         upsert_existing_objects=upsert_existing_objects,
         kubeconfig=kubeconfig,
-        context=section.context,
+        context=context,
         # Without an identifier the provider takes a kubeconfig with a new token for a new cluster.
-        cluster_identifier=section.context,
+        cluster_identifier=context,
         # Updated in place, so that pods can always mount them. A digest in the pods' annotations rolls the pods.
         enable_config_map_mutable=True,
         enable_secret_mutable=True,
@@ -160,7 +187,12 @@ def job_quota(config: StackConfig) -> dict[str, str]:
     return quota
 
 
-def _network_args(config: StackConfig, postgres: DatabaseConnection, store: ObjectStoreConnection) -> NetworkArgs:
+def _network_args(
+    config: StackConfig,
+    kuberay_namespace: pulumi.Input[str],
+    postgres: DatabaseConnection,
+    store: ObjectStoreConnection,
+) -> NetworkArgs:
     names, file = config.names, config.file
     network, api = file.network, file.api
     namespace = names.service_namespace
@@ -193,7 +225,7 @@ def _network_args(config: StackConfig, postgres: DatabaseConnection, store: Obje
         plugin=network.plugin,
         kubernetes_api=tuple(network.kubernetes_api.networks),
         kubernetes_api_port=network.kubernetes_api.port,
-        kuberay_namespace=file.kuberay.namespace,
+        kuberay_namespace=kuberay_namespace,
         dns_namespace=network.dns_namespace,
         dns_networks=tuple(network.dns_networks),
         ingress_namespace=api.ingress.controller_namespace if api.ingress else "",

@@ -1,11 +1,11 @@
 """Node pools and Ray images: what a pool's nodes have, how a pod requests one, and which versions an image may hold."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ray_job.contract.accelerators import CPU, Accelerator, ImageVariant
-from ray_job.contract.cluster import GPU_RESOURCE, POOL_LABEL
+from ray_job.contract.cluster import CUSTOMER_LABEL, GPU_RESOURCE, POOL_LABEL
 from service.model_catalogue import CatalogueModel
 
 # The taint that GPU nodes of managed clusters have, and that NVIDIA's own DaemonSets tolerate. Nodes with MIG have it
@@ -35,6 +35,7 @@ class NodePool:
         spare_cpus: CPUs of one node that engines leave to pods without a GPU.
         spare_memory_gib: memory of one node that engines leave to pods without a GPU, in GiB.
         hosts: the pools whose spare CPUs and memory make up this one; empty for a pool with nodes of its own.
+        customer: the one customer whose pods run on the nodes; empty for nodes that customers share.
     """
 
     name: str
@@ -54,6 +55,7 @@ class NodePool:
     spare_cpus: int = 0
     spare_memory_gib: int = 0
     hosts: tuple["NodePool", ...] = ()
+    customer: str = ""
 
     @property
     def node_count(self) -> int:
@@ -73,12 +75,14 @@ class NodePool:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of the pool's nodes."""
-        return dict(self.selector) or {POOL_LABEL: self.name}
+        own = {CUSTOMER_LABEL: self.customer} if self.customer else {}
+        return {**(self.selector or {POOL_LABEL: self.name}), **own}
 
     @property
     def taints(self) -> list[dict[str, str]]:
         """The taints of the pool's nodes."""
-        return [dict(self.taint)] if self.taint else []
+        own = [{"key": CUSTOMER_LABEL, "value": self.customer, "effect": "NoSchedule"}] if self.customer else []
+        return [*([dict(self.taint)] if self.taint else []), *own]
 
     @property
     def tolerated(self) -> list[dict[str, str]]:
@@ -89,7 +93,13 @@ class NodePool:
             toleration = {"key": each["key"], "operator": "Exists", "effect": each["effect"]}
             if toleration not in found:
                 found.append(toleration)
-        return [*found, *(dict(each) for each in self.tolerations)]
+        own = [{"key": CUSTOMER_LABEL, "operator": "Equal", "value": self.customer, "effect": "NoSchedule"}]
+        return [*found, *(dict(each) for each in self.tolerations), *(own if self.customer else [])]
+
+
+def of_customer(pool: NodePool, customer: str) -> NodePool:
+    """Return the part of a pool whose nodes belong to one customer."""
+    return replace(pool, customer=customer, hosts=tuple(of_customer(host, customer) for host in pool.hosts))
 
 
 def gpu_taint(resource: str) -> dict[str, str]:

@@ -8,12 +8,13 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from ray_job.contract.cluster import jobs_namespace
+from ray_job.contract.cluster import CUSTOMER_LABEL, jobs_namespace
 
 _CUSTOMER: Final = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"
 _CUSTOMER_LENGTH: Final = 20
 _ENVIRONMENT: Final = r"[a-z][a-z0-9]{0,11}"
 _RESERVED: Final = "jobs"
+_PLATFORM: Final = "platform"
 
 
 def check_customer(name: str) -> str:
@@ -22,6 +23,8 @@ def check_customer(name: str) -> str:
     Raises:
         ValueError: the name is invalid; the message describes valid names.
     """
+    if name == _PLATFORM:
+        raise ValueError("cannot be 'platform', which is the owner of what all customers share; use another name")
     if len(name) > _CUSTOMER_LENGTH or not re.fullmatch(_CUSTOMER, name):
         raise ValueError(
             f"must be at most {_CUSTOMER_LENGTH} lower case letters, digits and single hyphens, and start with a letter"
@@ -58,7 +61,8 @@ class StackNames:
     environment: str
 
     def __post_init__(self) -> None:
-        check_customer(self.customer)
+        if self.customer != _PLATFORM:
+            check_customer(self.customer)
         check_environment(self.environment)
 
     @property
@@ -110,7 +114,7 @@ class StackNames:
             **self.selector(component),
             "app.kubernetes.io/part-of": "cloister",
             "app.kubernetes.io/managed-by": "pulumi",
-            "cloister.dev/customer": self.customer,
+            CUSTOMER_LABEL: self.customer,
             "cloister.dev/environment": self.environment,
         }
 
@@ -121,3 +125,7 @@ class StackNames:
             "app.kubernetes.io/instance": self.instance,
             "app.kubernetes.io/component": component,
         }
+
+
+PLATFORM: Final = StackNames(customer=_PLATFORM, environment="cluster")
+"""Names of the objects that all customers of a cluster share, in a stack of the layer ``platform``."""

@@ -71,6 +71,8 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "probes_on_servers": "Every container that listens on a port has a readiness and a liveness probe.",
     "owner_labels": "Labels of every object and every pod name their stack and component.",
     "explicit_names": "Every object has a name and, unless it is cluster-scoped, a namespace other than `default`.",
+    "operator_in_named_namespaces": "KubeRay's operator has roles in the namespaces that it watches, and no cluster "
+    "role: that of its chart reads all Secrets.",
     "no_wildcard_rights": "A role lists its rights without wildcards, and no account is an administrator of the "
     "cluster.",
     "secrets_only_in_secrets": "Secret values are in Secrets only, and are secret in Pulumi's state.",
@@ -97,6 +99,7 @@ _MANIFEST_CHECKS: Final[tuple[Callable[[Manifest], pod_invariants.Problems], ...
     pod_invariants.gpu_problems,
     object_invariants.metadata_problems,
     object_invariants.right_problems,
+    object_invariants.operator_problems,
     object_invariants.data_problems,
     object_invariants.network_problems,
 )

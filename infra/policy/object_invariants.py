@@ -63,6 +63,23 @@ def right_problems(manifest: Manifest) -> Problems:
         yield invariant, f"it binds {role}"
 
 
+def operator_problems(manifest: Manifest) -> Problems:
+    """Check the rights of KubeRay's operator in the values of its chart.
+
+    Source: https://github.com/ray-project/kuberay/tree/v1.6.1/helm-chart/kuberay-operator/templates
+    """
+    if manifest.body.get("apiVersion") != "helm.sh" or "kuberay-operator" not in str(
+        manifest.body["spec"].get("chart")
+    ):
+        return
+    values = manifest.body["spec"].get("values") or {}
+    for name in ("singleNamespaceInstall", "rbacEnable", "crNamespacedRbacEnable"):
+        if values.get(name) is not True:
+            yield "operator_in_named_namespaces", f"{name} is not true"
+    if not values.get("watchNamespace"):
+        yield "operator_in_named_namespaces", "watchNamespace names no namespace"
+
+
 def data_problems(manifest: Manifest) -> Problems:
     """Check that secret values are in Secrets only, and that data outlives a mistake."""
     if manifest.kind == "Secret":

@@ -70,7 +70,7 @@ def manifests(recording: Recording) -> tuple[Manifest, ...]:
     """
     found = []
     for resource in recording.resources:
-        if not resource.custom or resource.type.startswith("pulumi:providers:"):
+        if not resource.custom or not resource.type.startswith("kubernetes:"):
             continue
         body, secrets = resource.inputs, resource.secrets
         if resource.type in HELM_TYPES:

@@ -1,7 +1,7 @@
 """Run a Pulumi program without an engine, a provider or a network, and record the resources that it registers.
 
 `make render` and the tests use recordings. Each registration is recorded with its inputs, its options and the paths of
-its secrets. The outputs of a resource are its inputs.
+its secrets. The outputs of a resource are its inputs; a command on a host prints nothing.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from google.protobuf import empty_pb2, struct_pb2
@@ -21,7 +22,9 @@ Program = Callable[[], Awaitable[None] | None]
 Path = tuple[str | int, ...]
 
 PROJECT: Final = "cloister"
+_REFERENCE_TYPE: Final = "pulumi:pulumi:StackReference"
 _STACK_TYPE: Final = "pulumi:pulumi:Stack"
+_COMMAND_TYPE: Final = "command:remote:Command"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,7 @@ class _Engine:
 
     project: str
     stack: str
+    references: Mapping[str, Mapping[str, Any]]
     resources: list[RecordedResource] = field(default_factory=list)
     outputs: struct_pb2.Struct = field(default_factory=struct_pb2.Struct)
     messages: list[str] = field(default_factory=list)
@@ -150,7 +154,11 @@ class _Engine:
             )
             with self._lock:
                 self.resources.append(resource)
-        return resource_pb2.RegisterResourceResponse(urn=urn, id=resource_id, object=request.object)
+        outputs = struct_pb2.Struct()
+        outputs.CopyFrom(request.object)
+        if request.type == _COMMAND_TYPE:
+            outputs.update({"stdout": ""})
+        return resource_pb2.RegisterResourceResponse(urn=urn, id=resource_id, object=outputs)
 
     def RegisterResourceOutputs(  # noqa: N802
         self, request: resource_pb2.RegisterResourceOutputsRequest
@@ -168,7 +176,14 @@ class _Engine:
     def Invoke(self, request: resource_pb2.ResourceInvokeRequest) -> NoReturn:  # noqa: N802
         raise RuntimeError(f"the program calls {request.tok}, which needs a provider: only resources can be recorded")
 
-    def ReadResource(self, request: resource_pb2.ReadResourceRequest) -> NoReturn:  # noqa: N802
+    def ReadResource(  # noqa: N802
+        self, request: resource_pb2.ReadResourceRequest
+    ) -> resource_pb2.ReadResourceResponse:
+        if request.type == _REFERENCE_TYPE:
+            properties = struct_pb2.Struct()
+            outputs = self.references.get(request.id, {})
+            properties.update({"name": request.id, "outputs": dict(outputs), "secretOutputNames": []})
+            return resource_pb2.ReadResourceResponse(urn=f"urn:pulumi:{request.id}", properties=properties)
         raise RuntimeError(f"the program reads {request.type} {request.id!r}, which needs a cluster")
 
     def Log(self, request: engine_pb2.LogRequest) -> None:  # noqa: N802
@@ -183,6 +198,7 @@ def record(
     secret_keys: frozenset[str] = frozenset(),
     stack: str = "test",
     project: str = PROJECT,
+    references: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Recording:
     """Run a program as `pulumi preview` does, and return its registrations.
 
@@ -194,13 +210,14 @@ def record(
         secret_keys: the keys of secret values.
         stack: name of the stack.
         project: name of the project.
+        references: outputs of other stacks by their fully qualified names.
 
     Raises:
         Exception: the program's own errors.
     """
 
     def run() -> Recording:
-        engine = _Engine(project=project, stack=stack)
+        engine = _Engine(project=project, stack=stack, references=references)
         settings.reset_options(
             project=project, stack=stack, organization="organization", root_directory=".", preview=False
         )

@@ -18,8 +18,10 @@ import yaml
 from infra.rendering.manifests import manifests
 from infra.rendering.recording import Path as FieldPath
 from infra.rendering.recording import Recording, record
+from infra.stack_file.cluster_sections import KubeRaySection
 from infra.stack_file.reading import read_stack_file
 from infra.stack_file.sections import PROJECT
+from ray_job.contract.cluster import jobs_namespace
 
 HIDDEN: Final = "<secret>"
 INDEX: Final = "rendered-files.txt"
@@ -59,9 +61,21 @@ def record_stack(path: Path) -> Recording:
     }
     secret_keys = frozenset(f"{PROJECT}:{key}" for key in file.secret_keys)
     try:
-        return record(run, config=config, secret_keys=secret_keys, stack=file.stack)
+        return record(
+            run, config=config, secret_keys=secret_keys, stack=file.stack, references=platform_outputs(file.values)
+        )
     except RunError as error:
         raise RenderError(str(error)) from error
+
+
+def platform_outputs(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return outputs of the platform that a stack file names, by the platform's stack, in place of the real ones."""
+    section = values.get("platform")
+    if not isinstance(section, Mapping) or "stack" not in section:
+        return {}
+    service = f"cloister-{values.get('customer')}-{values.get('environment')}"
+    outputs = {"kuberay_namespace": KubeRaySection().namespace, "jobs_namespaces": [jobs_namespace(service)]}
+    return {str(section["stack"]): outputs}
 
 
 def rendered(recording: Recording) -> dict[str, str]:

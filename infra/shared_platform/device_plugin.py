@@ -17,6 +17,7 @@ from infra.kubernetes.images import PULL_SECRET, ImageReference
 from infra.kubernetes.naming import StackNames
 from infra.kubernetes.pod_spec import container_security_context, resources
 from infra.shared_platform.namespace import platform_namespace
+from ray_job.contract.cluster import CUSTOMER_LABEL
 
 NAMESPACE: Final = "cloister-device-plugin"
 COMPONENT: Final = "device-plugin"
@@ -87,6 +88,8 @@ class DevicePlugin(pulumi.ComponentResource):
             pools = tuple(pool for pool in args.pools if pool.runtime_class == runtime_class)
             name = f"{COMPONENT}-{runtime_class}" if runtime_class else COMPONENT
             fields = {**pod, **placement(NodePool(name=name, hosts=pools))}
+            # The plugin runs on the nodes of every customer.
+            fields["tolerations"] = [*fields["tolerations"], {"key": CUSTOMER_LABEL, "operator": "Exists"}]
             if runtime_class:
                 fields["runtimeClassName"] = runtime_class
             own = {"cloister.dev/runtime-class": runtime_class} if runtime_class else {}

@@ -32,6 +32,8 @@ class KubeRayArgs:
         namespace: namespace of the operator; the component creates it.
         image: image of the operator.
         placement: ``nodeSelector`` or ``affinity``, and ``tolerations``.
+        jobs_namespaces: the namespaces of jobs, which exist; the operator watches them only. Without any, it watches
+            its own.
         network_plugin: the network plugin of the cluster.
         kubernetes_api: networks of the cluster's API server, which plain NetworkPolicies name.
         kubernetes_api_port: port of the API server in these networks.
@@ -47,6 +49,7 @@ class KubeRayArgs:
     namespace: str
     image: ImageReference
     placement: Mapping[str, Any]
+    jobs_namespaces: tuple[str, ...]
     network_plugin: NetworkPlugin = "kubernetes"
     kubernetes_api: tuple[str, ...] = ()
     kubernetes_api_port: int = 6443
@@ -60,6 +63,7 @@ def operator_values(args: KubeRayArgs) -> dict[str, Any]:
 
     Source: https://github.com/ray-project/kuberay/blob/v1.6.1/helm-chart/kuberay-operator/values.yaml
     """
+    watched = args.jobs_namespaces or (args.namespace,)
     algorithm, _, digest = args.image.digest.partition(":")
     owner = {name: value for name, value in args.names.labels(COMPONENT).items() if name.startswith("cloister.dev/")}
     return {
@@ -73,6 +77,11 @@ def operator_values(args: KubeRayArgs) -> dict[str, Any]:
         "resources": resources(cpu="500m", memory="1Gi", ephemeral_storage="256Mi"),
         "podSecurityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "securityContext": container_security_context(),
+        # A role in each watched namespace, instead of a cluster role that reads all Secrets.
+        "watchNamespace": list(watched),
+        "singleNamespaceInstall": True,
+        "rbacEnable": True,
+        "crNamespacedRbacEnable": True,
         "leaderElectionEnabled": True,
         "reconcileConcurrency": _CONCURRENCY,
         "featureGates": [

@@ -8,6 +8,7 @@ from pulumi_kubernetes import core, meta, networking
 
 from infra.kubernetes.images import PULL_SECRET
 from infra.kubernetes.naming import StackNames
+from infra.tenancy.namespaces import pod_security_labels
 from infra.tenancy.network import Flow, Pods
 from infra.tenancy.network_policies import plugin_policies, policy_resource
 from ray_job.contract.cluster import DEFAULT_DENY
@@ -40,10 +41,9 @@ def platform_namespace(
         The resources to create before any pod of the namespace.
     """
     labels = names.labels(component)
-    modes = {f"pod-security.kubernetes.io/{mode}": profile for mode in ("enforce", "audit", "warn")}
     namespace = core.v1.Namespace(
         name,
-        metadata=meta.v1.ObjectMetaArgs(name=name, labels={**labels, **modes}),
+        metadata=meta.v1.ObjectMetaArgs(name=name, labels=labels | pod_security_labels(profile)),
         opts=pulumi.ResourceOptions(parent=parent),
     )
     inside = pulumi.ResourceOptions(parent=parent, depends_on=[namespace])

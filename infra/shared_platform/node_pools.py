@@ -1,12 +1,12 @@
 """Labels and taints of the cluster's existing nodes, which the stack file names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pulumi
 from pulumi_kubernetes import core
 
-from infra.capacity.pools import NodePool
+from infra.capacity.pools import NodePool, of_customer
 from infra.kubernetes.naming import StackNames
 
 
@@ -41,6 +41,7 @@ class NodePools(pulumi.ComponentResource):
         name: logical name of the component.
         names: names of the stack.
         pools: the pools whose nodes the stack manages.
+        owners: the customers of nodes that customers do not share, by node.
         opts: options of the component.
     """
 
@@ -52,6 +53,7 @@ class NodePools(pulumi.ComponentResource):
         *,
         names: StackNames,
         pools: Sequence[NodePool],
+        owners: Mapping[str, str],
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("cloister:node_pools:NodePools", name, None, opts)
@@ -59,7 +61,7 @@ class NodePools(pulumi.ComponentResource):
         self.resources = tuple(
             core.v1.NodePatch(
                 f"node-{node}",
-                **node_patch(pool, node, field_manager=manager),
+                **node_patch(of_customer(pool, owners.get(node, "")), node, field_manager=manager),
                 opts=pulumi.ResourceOptions(parent=self),
             )
             for pool in pools

@@ -8,7 +8,19 @@ from pydantic import ConfigDict, Field
 
 from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage, gpu_taint
 from infra.kubernetes.images import ImageReference
-from infra.stack_file.values import Cidr, DnsLabel, HostName, Image, Nodes, Port, Registry, WebUrl
+from infra.kubernetes.naming import StackNames
+from infra.stack_file.values import (
+    Cidr,
+    Customer,
+    DnsLabel,
+    Environment,
+    HostName,
+    Image,
+    Nodes,
+    Port,
+    Registry,
+    WebUrl,
+)
 from ray_job.contract.accelerators import Accelerator, ImageVariant
 from service.config_sections import Section, key
 from service.model_catalogue import Count
@@ -101,7 +113,11 @@ class ImagesSection(Section):
 
     RENAMED: ClassVar[Mapping[str, str]] = {"ray_a10g": "ray_cuda13"}
 
-    service: Image = key("API, reconciler and migrations", f"registry.acme.example/cloister/service@{_EXAMPLE_DIGEST}")
+    service: Image | None = key(
+        "API, reconciler and migrations; required unless the layer is `platform`",
+        f"registry.acme.example/cloister/service@{_EXAMPLE_DIGEST}",
+        default=None,
+    )
     ray_cpu: RayImageSection | None = key("Ray and vLLM for CPUs; see below", {}, default=None)
     ray_v100: RayImageSection | None = key("Ray and vLLM for GPUs older than 7.5; see below", {}, default=None)
     ray_cuda13: RayImageSection | None = key("Ray and vLLM for GPUs from 7.5; see below", {}, default=None)
@@ -361,6 +377,38 @@ class KubeRayChartSection(Section):
         "and previews are faster (docs/how-to/deploy.md)",
         True,
         default=False,
+    )
+
+
+class CustomerSection(Section):
+    """A stack of a customer, which may use the platform."""
+
+    customer: Customer = key("the customer", "acme")
+    environment: Environment = key("the stack among the customer's stacks", "prod")
+    nodes: list[str] = key(
+        "nodes of the pools that run pods of this customer only; its stacks need `isolation: nodes`",
+        ["gpu-3", "gpu-4"],
+        default=[],
+    )
+
+    @property
+    def names(self) -> StackNames:
+        """The names of the customer's stack."""
+        return StackNames(customer=self.customer, environment=self.environment)
+
+
+class PlatformSection(Section):
+    """The platform that a customer's stack uses. Give one of the keys."""
+
+    stack: str | None = key(
+        "Pulumi's fully qualified name of the platform's stack, if the state of both is in one backend",
+        "organization/cloister/platform",
+        default=None,
+    )
+    kuberay_namespace: DnsLabel | None = key(
+        "the output `kuberay_namespace` of the platform's stack, if its state is elsewhere",
+        "kuberay-system",
+        default=None,
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from infra.stack_file.layers import layer_of
+
 Values = Mapping[str, Any]
 
 _ONCE: Final = (
@@ -28,12 +30,16 @@ def neighbour_problems(values: Values, neighbours: Mapping[str, Values]) -> Iter
     for stack, other in sorted(neighbours.items()):
         if context is None or _at(other, "kubernetes.context") != context:
             continue
-        if all(_at(values, key) == _at(other, key) for key in ("customer", "environment")):
+        yield from _platform_problems(values, stack, other)
+        if "customer" in values and all(_at(values, key) == _at(other, key) for key in ("customer", "environment")):
             yield f"customer: Pulumi.{stack}.yaml has the same customer and environment; each stack needs its own"
+        if _at(values, "hosts") and _at(other, "hosts"):
+            yield f"hosts: Pulumi.{stack}.yaml makes the cluster already; leave the section out, and use its kubeconfig"
         host = _at(values, "api.ingress.host")
         if host is not None and host == _at(other, "api.ingress.host"):
             yield f"api.ingress.host: Pulumi.{stack}.yaml has {host} too; each stack needs its own"
-        for key, meaning, exclusive, default in _ONCE:
+        layers = {layer_of(values), layer_of(other)}
+        for key, meaning, exclusive, default in _ONCE if "customer" not in layers else ():
             if _at(values, key, default) == exclusive == _at(other, key, default):
                 otherwise = "none" if exclusive == "helm" else "false"
                 yield f"{key}: Pulumi.{stack}.yaml {meaning} already; set {otherwise} in one of the two"
@@ -53,6 +59,26 @@ def neighbour_problems(values: Values, neighbours: Mapping[str, Values]) -> Iter
         for role, key in roles.items():
             if role in other_roles:
                 yield f"{key}: shares the role {role} with Pulumi.{stack}.yaml; use another one"
+
+
+def _platform_problems(values: Values, stack: str, other: Values) -> Iterator[str]:
+    """Yield contradictions between a stack and another one that is its platform, or installs KubeRay for itself."""
+    layer, other_layer = layer_of(values), layer_of(other)
+    own = {key: _at(values, key) for key in ("customer", "environment")}
+    customers = _at(other, "customers", [])
+    if (layer, other_layer) == ("customer", "platform") and isinstance(customers, list):
+        listed = [each for each in customers if isinstance(each, Mapping)]
+        if not any(all(each.get(key) == value for key, value in own.items()) for each in listed):
+            yield (
+                f"customer: Pulumi.{stack}.yaml, the platform of this cluster, lacks customer {own['customer']}, "
+                f"environment {own['environment']}; add it to customers there"
+            )
+    installs = other_layer == "all" and _at(other, "kuberay.install", "helm") == "helm"
+    if installs and (layer == "customer" or (layer == "all" and _at(values, "kuberay.install") == "none")):
+        yield (
+            f"layer: the KubeRay of Pulumi.{stack}.yaml runs jobs of its own stack only; move it to a stack of layer "
+            "platform (docs/how-to/platform.md)"
+        )
 
 
 def _bucket(values: Values) -> tuple[tuple[Any, Any] | None, str]:

@@ -14,9 +14,10 @@ import yaml
 from pulumi.runtime import config as pulumi_config
 from pydantic import TypeAdapter, ValidationError
 
-from infra.capacity.pools import NodePool
-from infra.kubernetes.naming import StackNames
+from infra.capacity.pools import NodePool, of_customer
+from infra.kubernetes.naming import PLATFORM, StackNames
 from infra.stack_file.cluster_sections import NodePoolsSection
+from infra.stack_file.layers import Layer, is_in_layer, layer_of, layer_problems
 from infra.stack_file.neighbours import neighbour_problems
 from infra.stack_file.rules import section_problems
 from infra.stack_file.secret_keys import SECRET_KEYS, SHOWN_SECRET, secret_problems
@@ -32,13 +33,14 @@ from service.model_catalogue import (
     parse_models,
 )
 
-_TEXT_KEYS: Final = ("customer", "environment", "log_level")
+_TEXT_KEYS: Final = ("customer", "environment", "log_level", "layer", "isolation")
 # Models and accelerators are mappings and lists of sections: their parsers validate each of these once.
 _ADAPTERS: Final[Mapping[str, TypeAdapter[Any]]] = {
     name: TypeAdapter(StackFile.__annotations__[name])
     for name in StackFile.model_fields
     if name not in ("models", "accelerators")
 }
+_KNOWN: Final = (*StackFile.model_fields, *SECRET_KEYS)
 
 
 class ConfigError(Exception):
@@ -81,8 +83,11 @@ class StackConfig:
 
     @property
     def pools(self) -> dict[str, NodePool]:
-        """The node pools by name."""
-        return self.file.node_pools.pools(self.accelerators)
+        """The node pools by name. With ``isolation: nodes`` they are the parts of the pools that are the customer's."""
+        pools = self.file.node_pools.pools(self.accelerators)
+        if self.file.isolation == "nodes":
+            return {name: of_customer(pool, self.names.customer) for name, pool in pools.items()}
+        return pools
 
     @property
     def docker_config(self) -> pulumi.Output[str] | None:
@@ -138,11 +143,14 @@ def parse_config(
     Raises:
         ConfigError: the stack file is wrong; the message lists every error.
     """
-    secrets = {name: str(value) for name, value in values.items() if name in SECRET_KEYS}
-    plain = {name: value for name, value in values.items() if name not in SECRET_KEYS}
+    layer = layer_of(values)
+    lines = list(layer_problems(values, _KNOWN, layer))
+    given = {name: value for name, value in values.items() if name not in _KNOWN or is_in_layer(name, layer)}
+    secrets = {name: str(value) for name, value in given.items() if name in SECRET_KEYS}
+    plain = {name: value for name, value in given.items() if name not in SECRET_KEYS}
     own, problems = parse_accelerators(plain.get("accelerators", {}))
     accelerators = accelerator_table(own)
-    sections, found = _validated(plain, accelerators)
+    sections, found = _validated(plain, accelerators, layer)
     problems += found
     entries: dict[int, ModelEntry] = {}
     wrong_models: list[Problem] = []
@@ -150,7 +158,7 @@ def parse_config(
         entries, wrong_models = parse_models(plain["models"], accelerators)
     catalogue = {entry.id: entry.catalogue_model() for entry in entries.values()}
     models = dict(zip(entries, catalogue.values(), strict=True))
-    lines = [str(problem) for problem in (*problems, *wrong_models)]
+    lines += [str(problem) for problem in (*problems, *wrong_models)]
     lines += [
         f"{name}: is a secret, which would hide the whole section from a preview; the only secrets are "
         f"{', '.join(SECRET_KEYS)}"
@@ -158,7 +166,8 @@ def parse_config(
         if name in secret_keys and name in StackFile.model_fields
     ]
     complete = None if wrong_models or not entries else entries
-    lines += secret_problems(secrets, encrypted=secret_keys, sections=sections, models=complete)
+    required = [name for name in SECRET_KEYS if is_in_layer(name, layer)]
+    lines += secret_problems(secrets, encrypted=secret_keys, known=required, sections=sections, models=complete)
     lines += section_problems(sections, models, accelerators)
     lines += neighbour_problems(plain, neighbours)
     if lines:
@@ -170,14 +179,18 @@ def parse_config(
         catalogue=catalogue,
         accelerators=accelerators,
         secrets=secrets,
-        names=StackNames(customer=file.customer, environment=file.environment),
+        names=PLATFORM if layer == "platform" else StackNames(customer=file.customer, environment=file.environment),
     )
 
 
 def _validated(
-    plain: Mapping[str, Any], accelerators: Mapping[str, Accelerator]
+    plain: Mapping[str, Any], accelerators: Mapping[str, Accelerator], layer: Layer
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Validate each section except models and accelerators once; return the valid ones by key, and the problems."""
+    """Validate each section of a layer, except models and accelerators, once.
+
+    Returns:
+        The valid ones by key, and the problems.
+    """
     sections: dict[str, Any] = {}
     problems = [
         Problem(path=(name,), message=unknown_key(name, [*StackFile.model_fields, *SECRET_KEYS]))
@@ -185,6 +198,8 @@ def _validated(
         if name not in StackFile.model_fields
     ]
     for name, model_field in StackFile.model_fields.items():
+        if not is_in_layer(name, layer):
+            continue
         if name not in plain:
             if model_field.is_required():
                 problems.append(Problem(path=(name,), message=f"is required{key_documentation(name, model_field)}"))
@@ -256,6 +271,7 @@ def read_stack_file(path: Path, *, with_missing_secrets: bool = True) -> StackFi
     values = {str(key).removeprefix(prefix): value for key, value in config.items() if str(key).startswith(prefix)}
     secret_keys = {key for key, value in values.items() if isinstance(value, Mapping) and set(value) == {"secure"}}
     if with_missing_secrets:
+        layer = layer_of(values)
         expected = {name for name, secret in SECRET_KEYS.items() if secret.needed == "always"}
         store, images, database = values.get("object_store"), values.get("images"), values.get("database")
         if not isinstance(database, Mapping) or database.get("kind") != "external" or database.get("service_role"):
@@ -264,7 +280,9 @@ def read_stack_file(path: Path, *, with_missing_secrets: bool = True) -> StackFi
             expected.add("object_store_job_secret_access_key")
         if isinstance(images, Mapping) and images.get("pull_secret"):
             expected.add("registry_password")
-        secret_keys |= expected - values.keys()
+        if values.get("hosts"):
+            expected.add("ssh_private_key")
+        secret_keys |= {name for name in expected - values.keys() if is_in_layer(name, layer)}
     return StackFileText(
         stack=path.stem.removeprefix("Pulumi."),
         values={**values, **dict.fromkeys(secret_keys, SHOWN_SECRET)},

@@ -22,6 +22,8 @@ from infra.capacity.job_sizes import (
 )
 from infra.capacity.model_fit import image_problems, pool_problems
 from infra.capacity.pools import NodePool, gpu_capacity, job_pools, pools_of, pools_with
+from infra.stack_file.hosts import host_rules
+from infra.stack_file.layers import customer_problems
 from infra.stack_file.sections import (
     ApiSection,
     BundledDatabaseSection,
@@ -68,11 +70,13 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
     for name, given in section.gpu_pools.items() if section else ():
         if (accelerator := given.accelerator or name) not in accelerators:
             yield f"node_pools.{name}.accelerator: {unknown_key(accelerator, list(accelerators), kind='accelerator')}"
+    yield from host_rules(sections)
     yield from image_rules(sections)
     yield from pool_rules(sections, models, pools, accelerators)
     if pools:
         yield from limit_rules(sections, models, pools)
         yield from room_rules(sections, models, pools)
+    yield from customer_problems(sections.get("customers") or (), pools)
     yield from data_rules(sections)
     yield from durability_rules(sections)
     yield from transport_rules(sections, models)
@@ -120,6 +124,7 @@ def image_rules(sections: Sections) -> Problems:
     kuberay: KubeRaySection | None = sections.get("kuberay")
     plugin: DevicePluginSection | None = sections.get("device_plugin")
     needed = {
+        "service": database is not None and "the stack runs the service",
         "postgres": isinstance(database, BundledDatabaseSection | CloudNativePgSection)
         and f"database.kind is {database.kind}",
         "versitygw": isinstance(store, BundledObjectStoreSection) and "object_store.kind is bundled",

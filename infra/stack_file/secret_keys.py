@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SHOWN_SECRET: Final = "shown-in-place-of-a-secret"  # noqa: S105 - a placeholder
 """Replaces the value of a secret where the stack file is read without Pulumi."""
-_MULTILINE: Final = frozenset({"kubeconfig"})
+_MULTILINE: Final = frozenset({"kubeconfig", "ssh_private_key"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,12 @@ _KEYS: Final = (
         needed="never; replaces `kubernetes.kubeconfig`",
         example="$(cat kubeconfig)",
     ),
+    SecretKey(
+        name="ssh_private_key",
+        meaning="private key, without a passphrase, of the user who logs in on the hosts",
+        needed="with `hosts`",
+        example="$(cat id_ed25519)",
+    ),
 )
 SECRET_KEYS: Final[Mapping[str, SecretKey]] = {secret.name: secret for secret in _KEYS}
 
@@ -98,6 +104,7 @@ def secret_problems(
     secrets: Mapping[str, str],
     *,
     encrypted: Collection[str],
+    known: Collection[str],
     sections: Mapping[str, Any],
     models: Mapping[int, ModelEntry] | None,
 ) -> Iterator[str]:
@@ -106,6 +113,7 @@ def secret_problems(
     Args:
         secrets: the values of secret keys.
         encrypted: the keys that Pulumi keeps as secrets.
+        known: the secret keys of the stack's layer.
         sections: the valid sections by key.
         models: the models by index; None if one of them is wrong.
     """
@@ -118,21 +126,10 @@ def secret_problems(
         if name not in _MULTILINE and not value.isprintable():
             yield f"{name}: has a line break or another control character; set it with `{command}`"
     for secret in SECRET_KEYS.values():
-        if secret.needed == "always" and secret.name not in secrets:
+        if secret.needed == "always" and secret.name in known and secret.name not in secrets:
             yield f"{secret.name}: is required: {secret.meaning}; set it with `{secret.command}`"
-    images: ImagesSection | None = sections.get("images")
-    store, database = sections.get("object_store"), sections.get("database")
-    owners: list[tuple[str, str, bool]] = []
-    if images:
-        owners.append(("registry_password", "images.pull_secret", images.pull_secret is not None))
-    if store:
-        has_job_key = isinstance(store, S3ObjectStoreSection) and store.job_access_key_id is not None
-        owners.append(("object_store_job_secret_access_key", "object_store.job_access_key_id", has_job_key))
-    if database:
-        is_external = isinstance(database, ExternalDatabaseSection)
-        owner = "database.service_role" if is_external else f"database.kind: {database.kind}"
-        owners.append(("database_service_password", owner, not is_external or database.service_role is not None))
-    for name, owner, needed in owners:
+    store = sections.get("object_store")
+    for name, owner, needed in _owners(sections):
         if needed and name not in secrets:
             yield f"{name}: is required because of {owner}; set it with `{SECRET_KEYS[name].command}`"
         if not needed and name in secrets:
@@ -153,9 +150,34 @@ def secret_problems(
     if receipt_key != SHOWN_SECRET and not re.fullmatch(r"[0-9a-fA-F]{64}", receipt_key):
         command = SECRET_KEYS["receipt_key"].command
         yield f"receipt_key: must be 64 hexadecimal digits; set it with `{command}`"
-    kubernetes: KubernetesSection | None = sections.get("kubernetes")
-    if kubernetes and kubernetes.kubeconfig and "kubeconfig" in secrets:
-        yield "kubernetes.kubeconfig: the secret kubeconfig is set too; keep one of the two"
+    if "kubeconfig" in secrets:
+        yield from _kubeconfig_problems(sections)
     uses_http = models is None or any(model.engine == "http" for model in models.values())
     if "http_engine_api_key" in secrets and not uses_http:
         yield "http_engine_api_key: no model is in the http engine; remove the secret or add the model"
+
+
+def _kubeconfig_problems(sections: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what contradicts the secret ``kubeconfig``."""
+    kubernetes: KubernetesSection | None = sections.get("kubernetes")
+    if kubernetes and kubernetes.kubeconfig:
+        yield "kubernetes.kubeconfig: the secret kubeconfig is set too; keep one of the two"
+    if sections.get("hosts"):
+        yield "kubeconfig: the cluster is made of hosts, which have the kubeconfig; remove the secret"
+
+
+def _owners(sections: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
+    """Yield each secret that a part of the file needs, that part, and whether the file has it."""
+    images: ImagesSection | None = sections.get("images")
+    store, database = sections.get("object_store"), sections.get("database")
+    if images:
+        yield "registry_password", "images.pull_secret", images.pull_secret is not None
+    if store:
+        has_job_key = isinstance(store, S3ObjectStoreSection) and store.job_access_key_id is not None
+        yield "object_store_job_secret_access_key", "object_store.job_access_key_id", has_job_key
+    if database:
+        is_external = isinstance(database, ExternalDatabaseSection)
+        owner = "database.service_role" if is_external else f"database.kind: {database.kind}"
+        yield "database_service_password", owner, not is_external or database.service_role is not None
+    if "hosts" in sections:
+        yield "ssh_private_key", "hosts", sections["hosts"] is not None

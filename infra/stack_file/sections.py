@@ -8,13 +8,16 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from infra.stack_file.cluster_sections import (
+    CustomerSection,
     DevicePluginSection,
     ImagesSection,
     KubeRaySection,
     KubernetesSection,
     NetworkSection,
     NodePoolsSection,
+    PlatformSection,
 )
+from infra.stack_file.hosts import HostsSection
 from infra.stack_file.values import (
     Certificates,
     Cidr,
@@ -321,9 +324,25 @@ class TrustSection(Section):
 class StackFile(Section):
     """All keys of a stack file except the secrets."""
 
+    layer: Literal["platform", "customer", "all"] = key(
+        "`platform`: what all customers of a cluster share; `customer`: one customer and environment on a platform; "
+        "`all`: both in one stack (docs/how-to/platform.md)",
+        "customer",
+        default="all",
+    )
+    platform: PlatformSection | None = key("layer `customer`: see below", {}, default=None)
+    customers: list[CustomerSection] = key("layer `platform`: the stacks that may use it; see below", [], default=[])
+    isolation: Literal["shared", "nodes"] = key(
+        "layer `customer`: run pods on nodes of all customers, or on those that the platform's stack gives this one",
+        "nodes",
+        default="shared",
+    )
     customer: Customer = key("name of the customer that the stack serves", "acme")
     environment: Environment = key("name of this stack among the customer's stacks", "prod")
     kubernetes: KubernetesSection = key("see below", {})
+    hosts: HostsSection | None = key(
+        "bare hosts to make the cluster of; see below. Without it the cluster exists", {}, default=None
+    )
     network: NetworkSection = key("see below", {})
     images: ImagesSection = key("see below", {})
     accelerators: dict[str, AcceleratorSection] = key(

@@ -16,7 +16,9 @@ from infra.kubernetes.naming import check_customer, check_environment
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
-def _pattern(pattern: str, message: str) -> Callable[[str], str]:
+def matching(pattern: str, message: str) -> Callable[[str], str]:
+    """Return a check that a text matches ``pattern`` as a whole; it fails with ``message``."""
+
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
             raise ValueError(message)
@@ -93,7 +95,7 @@ Image = Annotated[ImageReference, PlainValidator(ImageReference.parse)]
 Registry = Annotated[
     str,
     AfterValidator(
-        _pattern(
+        matching(
             r"[a-z0-9.-]+(:\d+)?(/[a-z0-9._-]+)*",
             "must be a registry's host, with its port and path if any, without https:// and without a tag",
         )
@@ -103,23 +105,23 @@ Cidr = Annotated[str, AfterValidator(check_cidr)]
 Cidrs = Annotated[list[Cidr], Field(min_length=1)]
 DnsLabel = Annotated[
     str,
-    AfterValidator(_pattern(_LABEL, "must be a Kubernetes name: lower case letters, digits and hyphens, at most 63")),
+    AfterValidator(matching(_LABEL, "must be a Kubernetes name: lower case letters, digits and hyphens, at most 63")),
 ]
 HostName = Annotated[
     str,
     AfterValidator(
-        _pattern(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})+", "must be a host name with a domain, e.g. batch.acme.example")
+        matching(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})+", "must be a host name with a domain, e.g. batch.acme.example")
     ),
 ]
 WebUrl = Annotated[str, AfterValidator(check_web_url)]
 CronSchedule = Annotated[
-    str, AfterValidator(_pattern(r"\s*\S+(\s+\S+){5}\s*", "must have six fields, seconds first: 0 0 3 * * *"))
+    str, AfterValidator(matching(r"\s*\S+(\s+\S+){5}\s*", "must have six fields, seconds first: 0 0 3 * * *"))
 ]
 # The restored cluster's name is longer by nine characters; CloudNativePG accepts 50.
 ClusterName = Annotated[
     str,
     AfterValidator(
-        _pattern(
+        matching(
             r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?",
             "must be the name of a CloudNativePG cluster: lower case letters, digits and hyphens, at most 40",
         )

@@ -31,6 +31,11 @@ _DEFAULTS: Final[core.v1.LimitRangeItemArgsDict] = {
 }
 
 
+def pod_security_labels(profile: str) -> dict[str, str]:
+    """Return the labels of a namespace that enforce a profile, and warn of pods that violate it."""
+    return {f"pod-security.kubernetes.io/{mode}": profile for mode in ("enforce", "audit", "warn")}
+
+
 class Namespaces(pulumi.ComponentResource):
     """The namespaces with their quotas and defaults, and the stack's priority classes.
 
@@ -39,6 +44,7 @@ class Namespaces(pulumi.ComponentResource):
         names: names of the stack.
         job_quota: quota of the jobs' namespace, by resource.
         protection: protection of the data in the service's namespace.
+        has_platform: whether the platform's stack creates the jobs' namespace.
         opts: options of the component.
     """
 
@@ -53,6 +59,7 @@ class Namespaces(pulumi.ComponentResource):
         names: StackNames,
         job_quota: Mapping[str, str],
         protection: DataProtection,
+        has_platform: bool = False,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         super().__init__("cloister:namespaces:Namespaces", name, None, opts)
@@ -69,7 +76,7 @@ class Namespaces(pulumi.ComponentResource):
             # The deletion of a namespace deletes the volume claims in it. The jobs' namespace has none: it is deleted
             # with all RayJobs in it.
             *self._namespace(names, names.service_namespace, _SERVICE_QUOTA, protection.options(self)),
-            *self._namespace(names, names.jobs_namespace, jobs_quota, child),
+            *self._namespace(names, names.jobs_namespace, jobs_quota, None if has_platform else child),
             *(
                 scheduling.v1.PriorityClass(
                     priority,
@@ -86,17 +93,17 @@ class Namespaces(pulumi.ComponentResource):
         self.register_outputs({})
 
     def _namespace(
-        self, names: StackNames, namespace: str, quota: dict[str, Any], opts: pulumi.ResourceOptions
+        self, names: StackNames, namespace: str, quota: dict[str, Any], opts: pulumi.ResourceOptions | None
     ) -> tuple[pulumi.Resource, ...]:
         labels = names.labels("namespaces")
-        modes = {f"pod-security.kubernetes.io/{mode}": POD_SECURITY_PROFILE for mode in ("enforce", "audit", "warn")}
-        created = core.v1.Namespace(
-            namespace, metadata=meta.v1.ObjectMetaArgs(name=namespace, labels=labels | modes), opts=opts
-        )
-        inside = pulumi.ResourceOptions(parent=self, depends_on=[created])
+        created: tuple[pulumi.Resource, ...] = ()
+        if opts is not None:
+            secured = meta.v1.ObjectMetaArgs(name=namespace, labels=labels | pod_security_labels(POD_SECURITY_PROFILE))
+            created = (core.v1.Namespace(namespace, metadata=secured, opts=opts),)
+        inside = pulumi.ResourceOptions(parent=self, depends_on=list(created))
         metadata = meta.v1.ObjectMetaArgs(name="stack", namespace=namespace, labels=labels)
         return (
-            created,
+            *created,
             core.v1.ResourceQuota(f"{namespace}-quota", metadata=metadata, spec={"hard": quota}, opts=inside),
             core.v1.LimitRange(f"{namespace}-defaults", metadata=metadata, spec={"limits": [_DEFAULTS]}, opts=inside),
         )

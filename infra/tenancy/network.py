@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import pulumi
+
 from infra.kubernetes.naming import StackNames
 from infra.stack_file.cluster_sections import NetworkPlugin
 from ray_job.contract.cluster import API_PORT, COORDINATOR_PORT, RECONCILER_PORT
@@ -33,7 +35,7 @@ class Pods:
     """
 
     name: str
-    namespace: str
+    namespace: pulumi.Input[str]
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def selectors(self) -> list[dict[str, Any]]:
@@ -164,7 +166,7 @@ class NetworkArgs:
     has_database_backups: bool = False
     object_store_setup: Pods | None = None
     kubernetes_api_port: int = 6443
-    kuberay_namespace: str = "kuberay-system"
+    kuberay_namespace: pulumi.Input[str] = "kuberay-system"
     dns_namespace: str = "kube-system"
     dns_networks: tuple[str, ...] = ()
     ingress_namespace: str = ""

@@ -1,4 +1,4 @@
-"""Service accounts of a stack, and the one role among them.
+"""Service accounts of a stack, the one role among them, and the owner of the RayJobs that it allows.
 
 The reconciler runs jobs as RayJobs, and its role allows that and nothing else; ``infra.tenancy.job_networks`` limits
 the network policies that it may create. API, coordinator, migrations, the export of the audit log and the pods of jobs
@@ -12,7 +12,7 @@ import pulumi
 from pulumi_kubernetes import core, meta, rbac
 
 from infra.kubernetes.naming import StackNames
-from ray_job.contract.cluster import API, COORDINATOR, LAUNCHER_RIGHTS, RECONCILER
+from ray_job.contract.cluster import API, COORDINATOR, JOBS_OWNER, LAUNCHER_RIGHTS, RECONCILER
 
 MIGRATIONS: Final = "migrations"
 AUDIT_EXPORT: Final = "audit-export"
@@ -20,7 +20,7 @@ SERVICE_ACCOUNTS: Final = (API, RECONCILER, COORDINATOR, MIGRATIONS, AUDIT_EXPOR
 
 
 class Rbac(pulumi.ComponentResource):
-    """Service accounts in the service's namespace, and the launcher's role in the jobs' namespace."""
+    """Service accounts in the service's namespace; the launcher's role and the RayJobs' owner in that of the jobs."""
 
     resources: tuple[pulumi.Resource, ...]
 
@@ -56,5 +56,16 @@ class Rbac(pulumi.ComponentResource):
             subjects=[{"kind": "ServiceAccount", "name": RECONCILER, "namespace": service_namespace}],
             opts=pulumi.ResourceOptions(parent=self, depends_on=[role]),
         )
-        self.resources = (*accounts, role, binding)
+        # The operator needs its rights, and the pods their policies, until the RayJobs have ended.
+        owner = core.v1.ConfigMap(
+            JOBS_OWNER,
+            metadata=meta.v1.ObjectMetaArgs(
+                name=JOBS_OWNER,
+                namespace=jobs_namespace,
+                labels=labels,
+                annotations={"pulumi.com/deletionPropagationPolicy": "foreground"},
+            ),
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.resources = (*accounts, role, binding, owner)
         self.register_outputs({})

@@ -10,6 +10,8 @@ MIN_POSTGRES: Final = 15
 
 POOL_LABEL: Final = "cloister.dev/pool"
 """The node label that assigns a node to a pool."""
+CUSTOMER_LABEL: Final = "cloister.dev/customer"
+"""The label of all objects of a customer, and the label and taint of nodes that run pods of this customer only."""
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 """The extended resource that NVIDIA's device plugin registers, and the key of the taint on GPU nodes."""
 
@@ -26,6 +28,8 @@ COORDINATOR_PORT: Final = 8100
 
 JOB_TEMPLATES: Final = "ray-job-templates"
 """The ConfigMap with the job template of each model."""
+JOBS_OWNER: Final = "jobs"
+"""The ConfigMap in the namespace of jobs that owns all RayJobs. Its deletion ends them before it returns."""
 DEFAULT_DENY: Final = "default-deny"
 """The NetworkPolicy in each namespace that denies all traffic which no other policy allows."""
 POD_SECURITY_LABEL: Final = "pod-security.kubernetes.io/enforce"
@@ -48,6 +52,9 @@ LAUNCHER_RIGHTS: Final = (
     Right(group="", resource="secrets", verbs=("create", "update")),
     # Each job's pods may reach each other. An admission policy refuses all other policies.
     Right(group="networking.k8s.io", resource="networkpolicies", verbs=("create",)),
+    # The owner of the RayJobs. Clusters that check the right to block its deletion ask for that on its finalizers.
+    Right(group="", resource="configmaps", verbs=("get",)),
+    Right(group="", resource="configmaps/finalizers", verbs=("update",)),
     # Waiting pods hold the reason why a job does not start yet: a missing image, no free GPU.
     Right(group="", resource="pods", verbs=("list",)),
 )

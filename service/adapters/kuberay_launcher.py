@@ -85,7 +85,7 @@ class KubeRayLauncher:
             raise LauncherError(f"cannot launch {spec.job_id}: {spec.model.id}: {self.refusal(spec.model)}")
         name = _rayjob_name(spec.job_id)
         self._watch.expect(name)
-        created = self._api.create(rayjob(template, spec))
+        created = self._api.create(rayjob(template, spec, owner=self._api.owner()))
         if created is None:
             logger.info("rayjob.exists", job_id=spec.job_id)
             created = self._api.get(name)

@@ -80,12 +80,20 @@ def load_templates(directory: Path, catalogue: Catalogue, *, namespace: str) -> 
     return templates
 
 
-def rayjob(template: Template, spec: JobSpec) -> dict[str, Any]:
-    """Return the RayJob of a job: the template with its name, labels, job spec and the name of its token's Secret."""
+def rayjob(template: Template, spec: JobSpec, *, owner: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the RayJob of a job: the template with its name, labels, job spec and the name of its token's Secret.
+
+    Args:
+        template: the template of the job's model.
+        spec: the job.
+        owner: reference to the object whose deletion ends the job.
+    """
     body = copy.deepcopy(dict(template))
     metadata = body["metadata"]
     metadata["name"] = rayjob_name(spec.job_id)
     metadata["labels"] = {**(metadata.get("labels") or {}), JOB_LABEL: spec.job_id}
+    if owner is not None:
+        metadata["ownerReferences"] = [dict(owner)]
     cluster = body["spec"]["rayClusterSpec"]
     for group in (cluster["headGroupSpec"], *(cluster.get("workerGroupSpecs") or ())):
         of_pods = group["template"].setdefault("metadata", {})

@@ -14,6 +14,7 @@ from kubernetes.client.exceptions import ApiException, OpenApiException
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import HTTPError
 
+from ray_job.contract.cluster import JOBS_OWNER
 from ray_job.contract.rayjobs import GROUP, PLURAL, VERSION
 from service.errors import LauncherError, LaunchRefusedError, SettingsError
 
@@ -106,6 +107,25 @@ class RayJobsApi:
             if error.status in REFUSALS and _QUOTA not in str(error):
                 raise LaunchRefusedError(str(error)) from error
             raise
+
+    def owner(self) -> dict[str, Any] | None:
+        """Return the reference to the owner of all RayJobs; None in a stack that was deployed without it."""
+        try:
+            with self._translated(f"read the ConfigMap {JOBS_OWNER}"):
+                found: Any = self._core.read_namespaced_config_map(
+                    JOBS_OWNER, self._namespace, _request_timeout=TIMEOUT_S
+                )
+        except KubernetesApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "name": JOBS_OWNER,
+            "uid": found.metadata.uid,
+            "blockOwnerDeletion": True,
+        }
 
     def put_secret(self, body: dict[str, Any]) -> None:
         """Create a Secret, or replace the one of that name."""

@@ -49,8 +49,6 @@ ONCE_A_CLUSTER: Final = {
     "nodes": "`node_pools.manage_nodes`",
     "daemonsets.apps": "`device_plugin.install`",
     "customresourcedefinitions.apiextensions.k8s.io": "`kuberay.install: helm`",
-    "clusterroles.rbac.authorization.k8s.io": "`kuberay.install: helm`",
-    "clusterrolebindings.rbac.authorization.k8s.io": "`kuberay.install: helm`",
     "clusters.postgresql.cnpg.io": "`database.kind: cloudnative_pg`",
     "imagecatalogs.postgresql.cnpg.io": "`database.kind: cloudnative_pg`",
     "scheduledbackups.postgresql.cnpg.io": "`database.backup`",

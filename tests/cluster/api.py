@@ -132,9 +132,18 @@ class KubernetesApi:
         headers = {"Content-Type": "application/json-patch+json"}
         self._send("PATCH", path, content=json.dumps(patch).encode(), headers=headers)
 
-    def delete(self, api_version: str, kind: str, name: str, namespace: str = "", *, now: bool = False) -> None:
+    def delete(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        namespace: str = "",
+        *,
+        now: bool = False,
+        propagation: str = "Background",
+    ) -> None:
         """Delete an object and its dependents; a missing object is no error."""
-        parameters = {"propagationPolicy": "Background"} | ({"gracePeriodSeconds": "0"} if now else {})
+        parameters = {"propagationPolicy": propagation} | ({"gracePeriodSeconds": "0"} if now else {})
         try:
             self._send("DELETE", self._path(api_version, kind, name, namespace), parameters)
         except UnknownKindError:

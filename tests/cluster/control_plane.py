@@ -99,11 +99,19 @@ def control_plane_parts(
     ]
 
 
-def kuberay_operator(cluster: ControlPlane) -> Process:
-    """Return KubeRay's operator as a process outside of the cluster; the CRDs must exist."""
+def kuberay_operator(cluster: ControlPlane, *, token: str = "", watched: Sequence[str] = ()) -> Process:
+    """Return KubeRay's operator as a process outside of the cluster; the CRDs must exist.
+
+    Args:
+        cluster: the cluster.
+        token: token of its account; empty for an administrator.
+        watched: the namespaces that it watches; empty for all.
+    """
     metrics, probes = free_ports(2)
-    kubeconfig = cluster.access.kubeconfig(cluster.server, cluster.ca_file, user=OPERATOR)
-    command = kuberay.operator_command(cluster.bin, kubeconfig, metrics_port=metrics, probe_port=probes)
+    kubeconfig = cluster.access.kubeconfig(cluster.server, cluster.ca_file, user=OPERATOR, token=token)
+    command = kuberay.operator_command(
+        cluster.bin, kubeconfig, metrics_port=metrics, probe_port=probes, watched=watched
+    )
     log = cluster.directory / "ray-operator.log"
     # Its client reads credentials from a kubeconfig only with this flag or this variable.
     environment = {"KUBECONFIG": str(kubeconfig), "HOME": str(cluster.directory)}

@@ -70,7 +70,7 @@ class Deployment:
         Raises:
             automation.CommandError: the preview or a resource failed.
         """
-        with _failed_programs_collected():
+        with failed_programs_collected():
             self.stack.up(refresh=refresh)
 
     def destroy(self) -> None:
@@ -79,12 +79,12 @@ class Deployment:
         Raises:
             automation.CommandError: a resource is protected or could not be deleted.
         """
-        with _failed_programs_collected():
+        with failed_programs_collected():
             self.stack.destroy()
 
     def planned(self, *, refresh: bool = False) -> dict[str, int]:
         """Number of steps of a preview by Pulumi's name of the operation, without unchanged resources."""
-        with _failed_programs_collected():
+        with failed_programs_collected():
             summary = self.stack.preview(refresh=refresh).change_summary
         return {str(getattr(kind, "value", kind)): count for kind, count in summary.items() if "same" not in str(kind)}
 
@@ -110,7 +110,7 @@ class Deployment:
 
 
 @contextmanager
-def _failed_programs_collected() -> Iterator[None]:
+def failed_programs_collected() -> Iterator[None]:
     """Collect the event loop of a failed program before pytest reports the failure.
 
     Otherwise it is collected while pytest parses source files, and CPython 3.11 fails in `ast.parse`.
@@ -118,11 +118,11 @@ def _failed_programs_collected() -> Iterator[None]:
     try:
         yield
     except automation.CommandError:
-        _collect_failed_programs()
+        collect_failed_programs()
         raise
 
 
-def _collect_failed_programs() -> None:
+def collect_failed_programs() -> None:
     """Collect the event loops that the Automation API leaves behind, without their warnings, which fail tests."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
@@ -156,7 +156,7 @@ def dev_stack(
     values |= {
         "kubernetes": {"kubeconfig": str(cluster.kubeconfig), "context": "admin"},
         # The stand-in cannot install charts, and the definitions exist.
-        "kuberay": {"install": "none"},
+        **({"kuberay": {"install": "none"}} if text.values.get("layer") != "customer" else {}),
         **sections,
     }
     values["images"] = {key: image for key, image in values["images"].items() if key != "kuberay_operator"}
@@ -164,7 +164,7 @@ def dev_stack(
     is_real = has_real_provider()
     with ExitStack() as stack:
         # By now the threads of failed programs have ended.
-        stack.callback(_collect_failed_programs)
+        stack.callback(collect_failed_programs)
         if not cluster.has_kubelets and (is_real or is_waiting):
             stack.enter_context(pods_become_ready(stack.enter_context(KubernetesApi(cluster.kubeconfig))))
         provider, port = None, None

@@ -19,7 +19,7 @@ Limits, compared with the real provider:
   (``readiness.py``). Otherwise the stand-in waits for deletions only: without a kubelet nothing becomes ready.
 - Helm charts, invokes, lists and generated names are errors.
 - A kubeconfig is a file whose user has a token.
-- Of the annotations ``pulumi.com/*`` it obeys patchFieldManager, patchForce and skipAwait.
+- Of the annotations ``pulumi.com/*`` it obeys patchFieldManager, patchForce, skipAwait and deletionPropagationPolicy.
 - A diff compares old and new inputs; the real provider compares new inputs with the last live object. A refresh finds
   drift by a dry run of the inputs.
 - A changed kubeconfig never replaces the provider, as with an unchanged ``clusterIdentifier``.
@@ -236,10 +236,12 @@ class StandInProvider(provider_pb2_grpc.ResourceProviderServicer):
             api = self._configuration(context).api
             if _is_patch(request.urn):
                 # Applying an object without fields gives up the fields that the manager owned.
-                bare = {key: inputs[key] for key in ("apiVersion", "kind")} | {"metadata": {"name": metadata["name"]}}
+                identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
+                bare = {key: inputs[key] for key in ("apiVersion", "kind")} | {"metadata": identity}
                 api.apply(bare, field_manager=_field_manager(inputs, revealed(from_struct(request.properties))))
             else:
-                api.delete(*place)
+                policy = (metadata.get("annotations") or {}).get("pulumi.com/deletionPropagationPolicy", "background")
+                api.delete(*place, propagation=policy.capitalize())
                 api.wait_until_gone(*place, within_s=request.timeout or _DELETION_S)
         return empty_pb2.Empty()
 

@@ -1,4 +1,7 @@
-"""KubeRay's real operator with RayJobs of the stack. Pods are admitted and never run."""
+"""KubeRay's real operator with RayJobs of the stack. Pods are admitted and never run.
+
+The operator has its rights in the namespaces of two customers' jobs only.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,18 +14,47 @@ from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.ports import JobState
 from tests.cluster.api import KubernetesApi
 from tests.cluster.control_plane import ControlPlane, kuberay_operator
-from tests.cluster.deployed import JOBS, TOKEN, Deployed, job_spec
+from tests.cluster.deployed import JOBS, SERVICE, TOKEN, Deployed, job_spec
+from tests.cluster.kuberay import operator_account
 
 pytestmark = pytest.mark.cluster
 JOB = job_spec(9)
+NEIGHBOUR = "cloister-globex-dev-jobs"
+RIGHTS = (
+    ("", "secrets", "list"),
+    ("", "pods", "create"),
+    ("ray.io", "rayjobs", "update"),
+    ("rbac.authorization.k8s.io", "roles", "create"),
+)
 
 
 @pytest.fixture(scope="module")
-def launcher(cluster: ControlPlane, deployed: Deployed) -> Iterator[KubeRayLauncher]:
+def token(deployed: Deployed, api: KubernetesApi) -> Iterator[str]:
+    """Token of the operator, with its rights in the namespaces of two customers' jobs."""
+    assert deployed.templates
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NEIGHBOUR}})
+    with operator_account(api, (JOBS, NEIGHBOUR)) as made:
+        yield made
+    api.delete("v1", "Namespace", NEIGHBOUR)
+    api.wait_until_gone("v1", "Namespace", NEIGHBOUR, within_s=120)
+
+
+@pytest.fixture(scope="module")
+def launcher(cluster: ControlPlane, deployed: Deployed, token: str) -> Iterator[KubeRayLauncher]:
     api = RayJobsApi(open_client(deployed.reconciler), JOBS)
-    with kuberay_operator(cluster), KubeRayLauncher(api, deployed.templates) as opened:
+    operator = kuberay_operator(cluster, token=token, watched=(JOBS, NEIGHBOUR))
+    with operator, KubeRayLauncher(api, deployed.templates) as opened:
         opened.launch(JOB, TOKEN)
         yield opened
+
+
+def test_operator_has_its_rights_in_namespaces_of_jobs_only(cluster: ControlPlane, token: str) -> None:
+    kubeconfig = cluster.access.kubeconfig(cluster.server, cluster.ca_file, user="operator-rights", token=token)
+    with KubernetesApi(kubeconfig) as operator:
+        # An empty namespace asks for all of them.
+        everywhere = (JOBS, NEIGHBOUR, SERVICE, "kube-system", "")
+        for right in RIGHTS:
+            assert [place for place in everywhere if operator.may(*right, place)] == [JOBS, NEIGHBOUR], right
 
 
 def eventually(ask: Callable[[], Any], *, within_s: float = 60) -> Any:

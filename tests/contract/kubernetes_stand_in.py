@@ -59,6 +59,7 @@ class Cluster:
         self.history: list[tuple[int, str, JsonObject]] = []
         self.forgotten = 0
         self.is_closing = False
+        self.has_owner = False
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
 
@@ -265,6 +266,11 @@ class Handler(BaseHTTPRequestHandler):
                     items = copy.deepcopy(list(cluster.rayjobs.values()))
                     version = str(cluster.version)
                 self._answer(200, {"kind": "RayJobList", "metadata": {"resourceVersion": version}, "items": items})
+        elif kind == "configmaps":
+            if cluster.has_owner:
+                self._answer(200, {"kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": name, "uid": "uid-1"}})
+            else:
+                self._fail(404, "NotFound", f'configmaps "{name}" not found')
         elif not self._is_refused("get"):
             with cluster.changed:
                 found = copy.deepcopy(cluster.rayjobs.get(name))

@@ -46,6 +46,17 @@ def test_token_is_in_a_secret_that_the_rayjob_owns(server: ApiServer, launcher: 
     assert (secret["metadata"]["name"], secret["metadata"]["ownerReferences"]) == (name, [owner])
 
 
+@pytest.mark.parametrize("has_owner", [True, False])
+def test_rayjob_belongs_to_the_object_that_is_deleted_before_its_rights(
+    server: ApiServer, launcher: KubeRayLauncher, *, has_owner: bool
+) -> None:
+    server.cluster.has_owner = has_owner
+    launcher.launch(spec(7), TOKEN)
+    (rayjob,) = server.cluster.rayjobs.values()
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "jobs", "uid": "uid-1", "blockOwnerDeletion": True}
+    assert rayjob["metadata"].get("ownerReferences") == ([owner] if has_owner else None)
+
+
 def test_pods_of_a_job_and_of_no_other_one_reach_each_other(server: ApiServer, launcher: KubeRayLauncher) -> None:
     for number in (7, 8):
         launcher.launch(spec(number, model="large"), TOKEN)

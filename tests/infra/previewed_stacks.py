@@ -16,6 +16,23 @@ ROOT = Path(__file__).parents[2]
 FILES = (ROOT / "Pulumi.dev.yaml", *sorted((ROOT / "docs" / "stacks").glob("Pulumi.*.yaml")))
 STACKS = tuple(path.stem.removeprefix("Pulumi.") for path in FILES)
 
+PLATFORM_STACK = "platform"
+PLATFORMS = {
+    "organization/cloister/platform": {
+        "kuberay_namespace": "kuberay-system",
+        "jobs_namespaces": ["cloister-acme-prod-jobs", "cloister-globex-prod-jobs"],
+    }
+}
+STACKS_OF_CUSTOMERS = tuple(name for name in STACKS if name != PLATFORM_STACK)
+
+
+def customer_text(customer: str) -> StackFileText:
+    """Return the example of a customer on a platform, for another customer."""
+    text = stack_text("customer-acme")
+    host = {"host": f"batch.{customer}.example", "tls": {"cluster_issuer": "host-ca"}}
+    values = {**text.values, "customer": customer, "api": {"ingress": host}}
+    return StackFileText(stack=f"customer-{customer}", values=values, secret_keys=text.secret_keys)
+
 
 def stack_text(name: str = "dev") -> StackFileText:
     return read_stack_file(FILES[STACKS.index(name)])
@@ -42,7 +59,7 @@ def preview_values(values: Mapping[str, Any], secret_keys: frozenset[str]) -> Re
 
 @cache
 def _record(config: tuple[tuple[str, str], ...], secret_keys: frozenset[str]) -> Recording:
-    return record(run, config=dict(config), secret_keys=secret_keys, stack="dev")
+    return record(run, config=dict(config), secret_keys=secret_keys, stack="dev", references=PLATFORMS)
 
 
 @cache

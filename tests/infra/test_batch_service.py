@@ -13,7 +13,7 @@ from service.adapters.rayjob_templates import load_templates
 from service.cli.app import app
 from service.model_catalogue import parse_catalogue
 from service.settings import read_settings
-from tests.infra.previewed_stacks import STACKS, changed, preview, preview_values, stack_text
+from tests.infra.previewed_stacks import STACKS_OF_CUSTOMERS, changed, preview, preview_values, stack_text
 
 
 def pod(recording: Recording, name: str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def previewed(**sections: Any) -> Recording:
     return preview_values(changed(**sections), stack_text().secret_keys)
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
 def test_two_replicas_run_and_one_may_be_evicted(name: str) -> None:
     recording = preview(name)
     replicas = {each.name: each.inputs["spec"]["replicas"] for each in recording.of_type("Deployment")}
@@ -57,7 +57,7 @@ def test_probes_use_the_endpoints_of_the_service(name: str) -> None:
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
 def test_environment_has_the_settings_and_no_password(name: str) -> None:
     variables = environment(preview(name), "reconciler")
     assert variables["CLOISTER_LAUNCHER"] == "kuberay"
@@ -67,7 +67,7 @@ def test_environment_has_the_settings_and_no_password(name: str) -> None:
     assert ":" not in variables["CLOISTER_DATABASE_URL"].partition("://")[2].partition("@")[0]
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
 def test_migrations_alone_log_in_as_the_owner_of_the_database(name: str) -> None:
     recording = preview(name)
     owner, service = ("database-credentials", "database-service-credentials")
@@ -129,19 +129,19 @@ def test_coordinator_runs_the_coordinator() -> None:
     assert pod(preview(), "coordinator")["spec"]["containers"][0]["command"] == ["python", "-m", "service.coordinator"]
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
 def test_config_maps_have_the_catalogue_and_a_template_of_each_model(name: str) -> None:
-    maps = {each.name: each.inputs["data"] for each in preview(name).of_type("ConfigMap")}
+    maps = {each.name: each.inputs.get("data", {}) for each in preview(name).of_type("ConfigMap")}
     catalogue = parse_catalogue(yaml.safe_load(maps["models"]["models.yaml"]))
     assert list(catalogue) == [model["id"] for model in stack_text(name).values["models"]]
     assert set(maps["ray-job-templates"]) == {template_key(model) for model in catalogue}
     assert all(json.loads(text)["kind"] == "RayJob" for text in maps["ray-job-templates"].values())
 
 
-@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
 def test_service_accepts_the_rendered_settings_and_templates(name: str, tmp_path: Path) -> None:
     recording = preview(name)
-    maps = {each.name: each.inputs["data"] for each in recording.of_type("ConfigMap")}
+    maps = {each.name: each.inputs.get("data", {}) for each in recording.of_type("ConfigMap")}
     for file, text in maps["ray-job-templates"].items():
         (tmp_path / file).write_text(text)
     settings = read_settings(environment(recording, "reconciler") | {"CLOISTER_RAY_JOB_TEMPLATES": str(tmp_path)})

@@ -27,7 +27,7 @@ def recovery_from(server: str, **keys: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", STACKS)
 def test_stack_files_of_the_repository_are_valid(name: str) -> None:
     text = stack_text(name)
-    assert parse(text.values, text.secret_keys).names.customer == text.values["customer"]
+    assert parse(text.values, text.secret_keys).names.customer == text.values.get("customer", "platform")
 
 
 def test_all_errors_are_reported_with_their_keys() -> None:
@@ -433,3 +433,52 @@ def test_unknown_pool_is_reported_with_the_nearest_key_or_accelerator(pool: str,
 )
 def test_wrong_accelerator_is_reported(key: str, row: dict[str, Any]) -> None:
     assert key in problems(changed(accelerators=row))
+
+
+@pytest.mark.parametrize(
+    ("name", "sections", "wrong"),
+    [
+        ("platform", {"models": [], "database": {"kind": "bundled"}}, {"models", "database"}),
+        ("platform", {"customer": "acme", "isolation": "nodes"}, {"customer", "isolation"}),
+        (
+            "customer-acme",
+            {"kuberay": {}, "device_plugin": {}, "customers": []},
+            {"kuberay", "device_plugin", "customers"},
+        ),
+        (
+            "customer-acme",
+            {"platform": {}, "node_pools": {"manage_nodes": False}},
+            {"platform", "node_pools.manage_nodes"},
+        ),
+        ("customer-acme", {"platform": {"stack": "a/b/c", "kuberay_namespace": "x"}}, {"platform"}),
+        ("customer-acme", {"platform": None, "retention_days": 0}, {"platform", "retention_days"}),
+        ("dev", {"isolation": "nodes", "customers": []}, {"isolation", "customers"}),
+    ],
+)
+def test_keys_of_other_layers_are_refused_together(name: str, sections: dict[str, Any], wrong: set[str]) -> None:
+    values = changed(name, **sections)
+    found = problems(values, stack_text(name).secret_keys)
+    assert found.keys() >= wrong
+    for key in wrong & {"models", "kuberay", "customers"}:
+        assert "does not belong to layer" in found[key]
+        assert "remove it, or set layer to" in found[key]
+
+
+def test_layer_names_the_layers() -> None:
+    assert "customer" in problems(changed(layer="tenant"))["layer"]
+
+
+def test_platform_needs_no_secret_and_refuses_those_of_a_customer() -> None:
+    values = changed("platform", receipt_key="ab" * 32)
+    assert set(problems(values, frozenset({"receipt_key"}))) == {"receipt_key"}
+
+
+def test_customers_and_their_nodes_are_checked() -> None:
+    acme = {"customer": "acme", "environment": "prod"}
+    customers = [{**acme, "nodes": ["gpu-9"]}, acme, {**acme, "customer": "globex", "nodes": ["gpu-9"]}]
+    found = problems(changed("platform", customers=customers), frozenset())
+    assert found.keys() == {"customers[0].nodes", "customers[1]", "customers[2].nodes"}
+
+
+def test_no_customer_is_called_like_the_owner_of_the_platform() -> None:
+    assert "use another name" in problems(changed(customer="platform"))["customer"]

@@ -122,7 +122,16 @@ def good_stack() -> dict[str, Manifest]:
             "apiVersion": "helm.sh",
             "kind": "Release",
             "metadata": {"name": "kuberay", "namespace": "kuberay"},
-            "spec": {"values": {"image": {"repository": "registry.example/operator", "tag": "v1@sha256:" + "0" * 64}}},
+            "spec": {
+                "chart": "oci://registry.example/charts/kuberay-operator",
+                "values": {
+                    "image": {"repository": "registry.example/operator", "tag": "v1@sha256:" + "0" * 64},
+                    "watchNamespace": ["cloister-acme-dev-jobs"],
+                    "singleNamespaceInstall": True,
+                    "rbacEnable": True,
+                    "crNamespacedRbacEnable": True,
+                },
+            },
         },
     }
     good = {name: Manifest(body=body) for name, body in bodies.items()}
@@ -266,6 +275,14 @@ BAD: list[tuple[str, str, Change]] = [
     ),
     ("probes_on_servers", "deployment", lambda body: container_of(body).pop("readinessProbe")),
     ("probes_on_servers", "deployment", lambda body: container_of(body).pop("livenessProbe")),
+    ("operator_in_named_namespaces", "chart", lambda body: body["spec"]["values"].pop("watchNamespace")),
+    ("operator_in_named_namespaces", "chart", lambda body: body["spec"]["values"].pop("singleNamespaceInstall")),
+    ("operator_in_named_namespaces", "chart", set_in(lambda body: body["spec"]["values"], rbacEnable=False)),
+    (
+        "operator_in_named_namespaces",
+        "chart",
+        set_in(lambda body: body["spec"]["values"], crNamespacedRbacEnable=False),
+    ),
     ("owner_labels", "deployment", lambda body: body["metadata"]["labels"].pop("cloister.dev/customer")),
     ("owner_labels", "deployment", lambda body: body["spec"]["template"].pop("metadata")),
     ("owner_labels", "secret", lambda body: body["metadata"].pop("labels")),

@@ -22,6 +22,7 @@ def args(**changes: Any) -> KubeRayArgs:
         "namespace": "kuberay-system",
         "image": IMAGE,
         "placement": placement(NodePool(name="system")),
+        "jobs_namespaces": ("cloister-acme-dev-jobs",),
         "kubernetes_api": ("10.0.0.1/32",),
     }
     return KubeRayArgs(**wanted | changes)
@@ -62,6 +63,14 @@ def test_deletion_rules_of_rayjobs_are_enabled() -> None:
 
 def test_values_do_not_override_labels_of_the_chart() -> None:
     assert set(operator_values(args())["labels"]) == {"cloister.dev/customer", "cloister.dev/environment"}
+
+
+@pytest.mark.parametrize(
+    ("customers", "watched"),
+    [(("cloister-acme-dev-jobs",), ["cloister-acme-dev-jobs"]), ((), ["kuberay-system"])],
+)
+def test_operator_watches_the_namespaces_of_jobs_only(customers: tuple[str, ...], watched: list[str]) -> None:
+    assert operator_values(args(jobs_namespaces=customers))["watchNamespace"] == watched
 
 
 def test_operator_depends_on_its_namespace_and_pull_secret() -> None:

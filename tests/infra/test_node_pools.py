@@ -17,7 +17,7 @@ IMAGE = ImageReference.parse("registry.example/nvidia/k8s-device-plugin@sha256:"
 
 
 def patches(*pools: NodePool) -> dict[str, dict[str, Any]]:
-    recording = record(lambda: NodePools("nodes", names=NAMES, pools=pools) and None)
+    recording = record(lambda: NodePools("nodes", names=NAMES, pools=pools, owners={}) and None)
     return {patch.inputs["metadata"]["name"]: patch.inputs for patch in recording.of_type("NodePatch")}
 
 
@@ -79,7 +79,7 @@ def test_device_plugin_runs_on_gpu_nodes_only() -> None:
         ("cloister.dev/pool", ["v100"]),
         ("cloister.dev/pool", ["a10g"]),
     ]
-    assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu"]
+    assert [toleration["key"] for toleration in pod["tolerations"]] == ["nvidia.com/gpu", "cloister.dev/customer"]
 
 
 def test_device_plugin_has_no_privileges_but_root() -> None:
