@@ -1,4 +1,4 @@
-"""Requests of the checks to the Kubernetes API: reads, access reviews and dry runs, with the official client.
+"""Requests of the checks to the Kubernetes API: reads, access reviews, and temporary objects, with the official client.
 
 The checks read JSON: the client's typed models refuse objects with fields that their version does not expect, and have
 no types for custom resources.
@@ -119,6 +119,18 @@ class ClusterApi:
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         answer = self._send("POST", _ACCESS_REVIEWS, {}, {**review, "spec": {"resourceAttributes": wanted}})
         return bool(answer.get("status", {}).get("allowed"))
+
+    def create(self, path: str, body: JsonObject) -> JsonObject:
+        """Create an object and return it."""
+        return self._send("POST", path, {}, body)
+
+    def delete(self, path: str) -> None:
+        """Delete an object, and return before it is gone. An object that does not exist is no error."""
+        try:
+            self._send("DELETE", path, {"propagationPolicy": "Background"})
+        except ClusterError as error:
+            if error.status != NOT_FOUND:
+                raise
 
     def dry_run_create(self, path: str, body: JsonObject) -> None:
         """Validate and admit a new object on the API server without creating it."""

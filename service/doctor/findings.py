@@ -126,6 +126,7 @@ class Report:
 
     as_json: bool
     _counts: Counter[Result] = field(default_factory=Counter)
+    _failures: list[str] = field(default_factory=list)
     _viewpoint: str = ""
 
     def add(self, viewpoint: str, findings: Iterable[Finding]) -> None:
@@ -145,6 +146,8 @@ class Report:
                 print(f"{viewpoint}:", flush=True)
                 self._viewpoint = viewpoint
             print(f"  {_LABELS[finding.result]:<11}  {finding.check}: {finding.message}", flush=True)
+            if finding.result == Result.FAILED:
+                self._failures.append(f"{finding.check} ({viewpoint})")
 
     def end(self) -> None:
         """Print the number of each result. A report without this line is incomplete."""
@@ -152,6 +155,8 @@ class Report:
             print(json.dumps({"done": True, **{str(result): self._counts[result] for result in Result}}), flush=True)
         else:
             shown = [result for result in Result if self._counts[result] or result != Result.WARNING]
+            if self._failures:
+                note(f"to correct: {'; '.join(self._failures)}")
             note(", ".join(f"{self._counts[result]} {_LABELS[result]}" for result in shown))
 
     @property

@@ -1,4 +1,4 @@
-"""The three viewpoints of ``cloister doctor``, and whether each can be taken from here."""
+"""The viewpoints of ``cloister doctor``, and whether each can be taken from here."""
 
 import os
 import shlex
@@ -6,11 +6,16 @@ import shutil
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray_job.contract.cluster import API, RECONCILER
 from service.doctor.findings import Finding, run_check
 from service.doctor.pod import check_pod, relay
 from service.errors import SettingsError
+
+if TYPE_CHECKING:
+    from service.doctor.preflight.choices import Preflight
+    from service.doctor.preflight.stack_facts import StackFacts
 
 
 class Viewpoint(StrEnum):
@@ -18,6 +23,7 @@ class Viewpoint(StrEnum):
 
     CLUSTER = "cluster"
     POD = "pod"
+    PREFLIGHT = "preflight"
     API = "api"
 
 
@@ -49,6 +55,43 @@ def look_from_cluster(
     yield from check_cluster(api, namespace=namespace, storage_class=storage_class)
 
 
+def look_from_temporary_pods(
+    kubeconfig: Path | None, context: str, facts: "StackFacts", preflight: "Preflight"
+) -> Iterator[Finding]:
+    """Check what only pods show, in temporary namespaces.
+
+    Args:
+        kubeconfig: the kubeconfig; None for $KUBECONFIG or ~/.kube/config.
+        context: its context; empty for the current context.
+        facts: values of the stack file.
+        preflight: choices of the run.
+    """
+    try:
+        from service.doctor.cluster_api import ClusterApi, open_kubeconfig
+        from service.doctor.preflight.run import check_with_pods
+    except ModuleNotFoundError as error:
+        yield Finding.failed("preflight", f"the package {error.name} is missing: install cloister[cluster]")
+        return
+    command = _kubectl(kubeconfig, context)
+    if not shutil.which(command[0]):
+        yield Finding.not_checked("preflight", "kubectl is not on PATH: install it")
+        return
+    try:
+        api = ClusterApi(open_kubeconfig(kubeconfig, context))
+    except SettingsError as error:
+        yield Finding.failed("kubeconfig", str(error))
+        return
+    yield from check_with_pods(api, facts, command, preflight)
+
+
+def _kubectl(kubeconfig: Path | None, context: str) -> list[str]:
+    return [
+        "kubectl",
+        *(["--kubeconfig", str(kubeconfig)] if kubeconfig else []),
+        *(["--context", context] if context else []),
+    ]
+
+
 def look_from_pods(
     kubeconfig: Path | None, context: str, *, namespace: str, is_requested: bool
 ) -> Iterator[tuple[str, Iterator[Finding]]]:
@@ -77,9 +120,7 @@ def look_from_pods(
         for deployment in (RECONCILER, API):
             # kubectl rather than the client library: an operator can run the same command by hand when it fails.
             command = [
-                "kubectl",
-                *(["--kubeconfig", str(kubeconfig)] if kubeconfig else []),
-                *(["--context", context] if context else []),
+                *_kubectl(kubeconfig, context),
                 *["--namespace", namespace, "exec", f"deploy/{deployment}", "--container", deployment, "--"],
                 *["cloister", "doctor", "--only", "pod", "--json"],
             ]

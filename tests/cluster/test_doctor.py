@@ -1,7 +1,10 @@
 """Findings of ``cloister doctor`` on a real API server."""
 
+import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,21 @@ import pytest
 
 from infra.rendering.manifests import manifests
 from infra.rendering.render import record_stack
+from ray_job.contract.accelerators import ACCELERATORS
 from ray_job.contract.rayjobs import template_key
 from service.doctor.backends import check_launcher, check_rights
 from service.doctor.cluster import check_cluster
 from service.doctor.cluster_api import ClusterApi, open_kubeconfig
-from service.doctor.findings import Finding, Result
+from service.doctor.findings import Finding, Result, run_check
+from service.doctor.preflight.choices import Preflight
+from service.doctor.preflight.gpus import check_pool_nodes
+from service.doctor.preflight.images import check_pool_image
+from service.doctor.preflight.network import stack_policies
+from service.doctor.preflight.requirements import check_ingress, check_storage_binds
+from service.doctor.preflight.run import check_with_pods
+from service.doctor.preflight.stack_facts import Pool, StackFacts, read_stack_facts
+from service.doctor.preflight.temporary_pods import Cluster as PodCluster
+from service.doctor.preflight.temporary_pods import PodError, TestPod, check_leftovers, temporary_namespace
 from service.model_catalogue import load_catalogue
 from service.settings import read_settings
 from tests.cluster.api import KubernetesApi
@@ -149,6 +162,116 @@ def test_gpu_node_without_a_device_plugin_is_a_failure(look: Look, api: Kubernet
         api.delete("v1", "Node", "gpu-1")
     assert "no nvidia.com/gpu in its Allocatable" in found["node pool v100"].message
     assert found["node pool cpu"].message.startswith("no node has the label cloister.dev/pool=cpu")
+
+
+@pytest.fixture
+def pods(cluster: ControlPlane) -> PodCluster:
+    """Access for checks with temporary pods."""
+    return PodCluster(api=ClusterApi(open_kubeconfig(cluster.kubeconfig, "admin")), kubectl=["kubectl"])
+
+
+def facts(**changes: Any) -> StackFacts:
+    return dataclasses.replace(read_stack_facts(DEV), **changes)
+
+
+def gpu_pool(node: str, **changes: Any) -> Pool:
+    found = Pool(name="a10g", nodes=(node,), labels={}, images=("i",), accelerator=ACCELERATORS["a10g"])
+    return dataclasses.replace(found, **changes)
+
+
+def test_temporary_pods_and_policies_are_admitted_and_removed_after_an_interrupt(
+    pods: PodCluster, api: KubernetesApi
+) -> None:
+    gpu = TestPod(name="gpu", image="a", node="node-1", gpu_resource="nvidia.com/gpu")
+
+    def interrupted() -> None:
+        with temporary_namespace(pods.api, purpose="test", docker_config='{"auths": {}}') as namespace:
+            made.append(namespace)
+            for each in (TestPod(name="a", image="a"), gpu):
+                pods.start(namespace, each)
+            for body in stack_policies(facts()):
+                pods.api.create(f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies", body)
+            assert "fits on no node" in str(stuck(pods, namespace, "gpu"))
+            (left,) = check_leftovers(pods.api, JOBS)
+            assert f"kubectl delete namespace {namespace}" in left.message
+            raise KeyboardInterrupt
+
+    made: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    api.wait_until_gone("v1", "Namespace", made[0], within_s=60)
+    assert list(check_leftovers(pods.api, JOBS)) == []
+
+
+def stuck(pods: PodCluster, namespace: str, name: str) -> PodError:
+    with pytest.raises(PodError) as raised:
+        pods.wait_until_running(namespace, name, limit_s=2)
+    return raised.value
+
+
+def test_image_that_cannot_be_pulled_is_a_failure(pods: PodCluster, api: KubernetesApi) -> None:
+    waiting = {"reason": "ErrImagePull", "message": "not found"}
+    status = {"containerStatuses": [{"name": "main", "state": {"waiting": waiting}}]}
+
+    def report_a_failed_pull(namespace: str) -> None:
+        metadata = {"name": "image-a10g-1", "namespace": namespace}
+        while api.find("v1", "Pod", "image-a10g-1", namespace) is None:
+            time.sleep(0.1)
+        body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status}
+        api.patch(body, field_manager="kubelet", subresource="status")
+
+    with temporary_namespace(pods.api, purpose="test") as namespace, ThreadPoolExecutor() as threads:
+        threads.submit(report_a_failed_pull, namespace)
+        pool = gpu_pool("node-1")
+        (found,) = check_pool_image(pods, facts(), pool, "r/ray@sha256:1", namespace=namespace, gpu=False, number=1)
+    assert found.check == "image ray in a10g"
+    assert "on node-1: pod image-a10g-1: ErrImagePull: not found. Check `images`" in found.message
+
+
+def test_gpu_nodes_drivers_and_runtime_classes_are_checked_before_a_stack(
+    pods: PodCluster, api: KubernetesApi, made: Callable[[dict[str, Any]], None]
+) -> None:
+    def look(*pools: Pool) -> dict[str, str]:
+        return {each.check: each.message for each in check_pool_nodes(pods.api, facts(pools=pools))}
+
+    node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-1"}}
+    add_node(api, "gpu-1", {"cpu": "8", "memory": "32Gi"})
+    try:
+        label(api, "Node", "gpu-1", **{"nvidia.com/cuda.driver.major": "570"})
+        api.patch({**node, "status": {"nodeInfo": node_info("v1.35.3+k3s1")}}, field_manager="k", subresource="status")
+        found = look(gpu_pool("gpu-1"), gpu_pool("gpu-9", name="other", runtime_class="nvidia"))
+        runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "gpus"}}
+        made({**runtime, "handler": "nvidia"})
+        assert "`node_pools.a10g.runtime_class: gpus`" in look(gpu_pool("gpu-1"))["runtime class of a10g"]
+    finally:
+        api.delete("v1", "Node", "gpu-1")
+    assert "`device_plugin.install` is false: set it to true" in found["GPUs of gpu-1"]
+    assert "570 is older than 580" in found["driver of gpu-1"]
+    assert "runs v1.35.3+k3s1, whose default runtime gives containers no GPU" in found["runtime class of a10g"]
+    assert found["nodes of other"] == "the cluster has no node gpu-9: correct `node_pools.other.nodes`"
+    assert "there is no RuntimeClass nvidia (`node_pools.other.runtime_class`)" in found["runtime class of other"]
+
+
+def node_info(version: str) -> dict[str, str]:
+    unknown = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage", "containerRuntimeVersion")
+    rest = dict.fromkeys((*unknown, "kubeProxyVersion", "operatingSystem", "architecture"), "")
+    return {**rest, "kubeletVersion": version}
+
+
+def test_missing_storage_and_ingress_classes_name_their_settings(pods: PodCluster) -> None:
+    (storage,) = check_storage_binds(pods, facts(), "default")
+    assert "no storage class is the default" in storage.message
+    assert "`database.volume.storage_class`" in storage.message
+    found = list(check_ingress(pods.api, facts(ingress_class="nginx", ingress_namespace="ingress")))
+    assert "there is no IngressClass nginx (`api.ingress.class_name`)" in found[0].message
+    assert "no pod runs in ingress (`api.ingress.controller_namespace`)" in found[1].message
+
+
+def test_temporary_pods_need_permissions(deployed: Deployed) -> None:
+    api = ClusterApi(open_kubeconfig(deployed.reconciler, ""))
+    found = list(run_check("preflight", check_with_pods, api, facts(), ["kubectl"], Preflight()))
+    assert found[-1].result == Result.NOT_CHECKED
+    assert "403" in found[-1].message
 
 
 def test_missing_permissions_of_a_user_are_listed(deployed: Deployed) -> None:

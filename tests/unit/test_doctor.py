@@ -48,6 +48,7 @@ def node(name: str, pool: str = "", *, taint: bool = True, ready: str = "True", 
 
 GPUS: dict[str, Any] = {"nvidia.com/gpu": "4"}
 BASE = [node("sys-1", "system"), node("cpu-1", "cpu")]
+SYSTEM: JsonObject = {"nodeSelector": {"cloister.dev/pool": "system"}}
 
 
 def template(pool: str, **requests: str) -> JsonObject:
@@ -59,8 +60,11 @@ def template(pool: str, **requests: str) -> JsonObject:
     return {"spec": {"rayClusterSpec": {"headGroupSpec": group("cpu", cpu="1"), "workerGroupSpecs": workers}}}
 
 
-def pools(*nodes: JsonObject, template: JsonObject | None = None, namespace: str = SERVICE) -> dict[str, str]:
-    cluster: Any = Cluster(template, nodes=nodes)
+def pools(
+    *nodes: JsonObject, template: JsonObject | None = None, namespace: str = SERVICE, service: JsonObject = SYSTEM
+) -> dict[str, str]:
+    api = {"spec": {"template": {"spec": service}}}
+    cluster: Any = Cluster(template, nodes=nodes, deployments=[api])
     found = check_node_pools(cluster, namespace)
     return {each.check.removeprefix("node pool "): f"{each.result}: {each.message}" for each in found}
 
@@ -114,9 +118,26 @@ def test_pod_that_fits_on_no_node_is_a_failure(requests: dict[str, str], expecte
 
 
 def test_empty_pool_is_a_failure_unless_it_has_gpus_that_an_autoscaler_may_add() -> None:
-    found = pools(BASE[0], template=template("a10g", cpu="1"))
+    found = pools(node("a"), template=template("a10g", **{"nvidia.com/gpu": "1"}))
+    assert found["system"].startswith("failed: no node has the label cloister.dev/pool=system")
     assert found["cpu"].startswith("failed: no node has the label cloister.dev/pool=cpu")
     assert found["a10g"].startswith("not_checked: it has no node now")
+
+
+def test_pods_of_a_stack_without_cpu_nodes_run_beside_gpus() -> None:
+    terms = [
+        {"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]}
+        for key, value in {"cloister.dev/pool": "v100", "acme.example/gpu": "a10g"}.items()
+    ]
+    spare: JsonObject = {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    }
+    wanted = template("v100", **{"nvidia.com/gpu": "4"})
+    wanted["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"] = {**spare, "containers": []}
+    a10g = node("a-1", "a10g", **GPUS)
+    a10g["metadata"]["labels"] = {"acme.example/gpu": "a10g"}
+    found = pools(node("v-1", "v100", **GPUS), a10g, template=wanted, service=spare)
+    assert found == {"v100": "ok: v-1 with 4 x GPU", "acme.example/gpu=a10g": "ok: a-1 with 4 x GPU"}
 
 
 def test_nodes_need_no_label_before_the_first_stack() -> None:

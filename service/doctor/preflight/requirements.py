@@ -1,0 +1,94 @@
+"""Requirements of a stack on the cluster around it: ingress controller and storage."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from service.doctor.cluster_api import ClusterApi
+from service.doctor.findings import Finding
+from service.doctor.preflight.stack_facts import StackFacts
+from service.doctor.preflight.temporary_pods import PULL_SECRET, Cluster, TestPod
+
+_DEFAULT_CLASS: Final = "storageclass.kubernetes.io/is-default-class"
+# Provisioners whose volumes somebody creates in advance.
+_STATIC: Final = "kubernetes.io/no-provisioner"
+_CLAIM: Final = "doctor-claim"
+_BIND_LIMIT_S: Final = 180.0
+
+
+def check_ingress(api: ClusterApi, facts: StackFacts) -> Iterator[Finding]:
+    """Check the ingress class of the stack, and that a policy can select the controller's pods."""
+    if not facts.ingress_class:
+        return
+    check = "ingress"
+    classes = [each["metadata"]["name"] for each in api.items("/apis/networking.k8s.io/v1/ingressclasses")]
+    if facts.ingress_class not in classes:
+        present = f"The cluster has: {', '.join(classes)}" if classes else "The cluster has none: install a controller"
+        yield Finding.failed(
+            check, f"there is no IngressClass {facts.ingress_class} (`api.ingress.class_name`). {present}"
+        )
+    pods = [
+        pod
+        for pod in api.items(f"/api/v1/namespaces/{facts.ingress_namespace}/pods")
+        if pod.get("status", {}).get("phase") == "Running"
+    ]
+    where = f"{facts.ingress_namespace} (`api.ingress.controller_namespace`)"
+    if not pods:
+        yield Finding.failed(
+            check, f"no pod runs in {where}: enter the namespace of the ingress controller, or start its pods"
+        )
+    elif all(pod["spec"].get("hostNetwork") for pod in pods):
+        yield Finding.failed(
+            check,
+            f"the pods in {where} use the network of their nodes, which no `namespaceSelector` selects, so the "
+            "policies refuse their requests: run the controller without `hostNetwork`",
+        )
+    elif facts.ingress_class in classes:
+        yield Finding.ok(check, f"IngressClass {facts.ingress_class}, with {len(pods)} running pods in {where}")
+
+
+def check_storage_binds(cluster: Cluster, facts: StackFacts, namespace: str) -> Iterator[Finding]:
+    """Bind a volume claim of 1 GiB of each storage class of the stack, with a pod that mounts it.
+
+    Args:
+        cluster: the cluster.
+        facts: values of the stack file.
+        namespace: a temporary namespace.
+    """
+    classes = {each["metadata"]["name"]: each for each in cluster.api.items("/apis/storage.k8s.io/v1/storageclasses")}
+    defaults = [
+        name
+        for name, each in classes.items()
+        if (each["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+    ]
+    wanted: dict[str, str] = {}
+    for key, named in facts.storage_classes.items():
+        wanted.setdefault(named or next(iter(defaults), ""), key)
+    for number, (name, key) in enumerate(wanted.items(), start=1):
+        check = "volumes of the stack"
+        if name not in classes:
+            missing = f"there is no storage class {name}" if name else "no storage class is the default"
+            present = ", ".join(classes) or "none"
+            yield Finding.failed(check, f"{missing}. The cluster has: {present}. Name one in `{key}`")
+            continue
+        provisioner = classes[name].get("provisioner")
+        if provisioner == _STATIC or classes[name].get("reclaimPolicy") == "Retain":
+            yield Finding.not_checked(
+                check, f"{name}, by {provisioner}, keeps its volumes: a claim of the doctor would use one up"
+            )
+            continue
+        claim, pod = f"{_CLAIM}-{number}", f"storage-{number}"
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": name,
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
+        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+        metadata = {"name": claim}
+        cluster.api.create(
+            path, {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        )
+        secret = (PULL_SECRET,) if facts.registry else ()
+        cluster.start(namespace, TestPod(name=pod, image=facts.service_image, claim=claim, pull_secrets=secret))
+        cluster.wait_until_running(namespace, pod, limit_s=_BIND_LIMIT_S)
+        modes = ", ".join(cluster.api.read(f"{path}/{claim}")["status"].get("accessModes", []))
+        yield Finding.ok(check, f"{name}, by {provisioner}: a claim of 1 GiB was bound ({modes}) and mounted")
