@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 import httpx
@@ -15,15 +16,19 @@ _PAUSE_S: Final = 0.5
 _KUBELET: Final = "kubelet"
 
 
-def add_node(api: KubernetesApi, name: str, capacity: Mapping[str, str]) -> None:
+def add_node(
+    api: KubernetesApi, name: str, capacity: Mapping[str, str], annotations: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Create a node that is ready.
 
     Args:
         api: API server of the cluster.
         name: name of the node.
         capacity: quantity of cpu, memory and other resources, e.g. ``nvidia.com/gpu``.
+        annotations: its annotations.
     """
-    node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+    metadata = {"name": name, "annotations": dict(annotations)}
+    node: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
     api.create(node)
     room = {"pods": "110", "ephemeral-storage": "200Gi", **capacity}
     api.patch({**node, "status": {"capacity": room, "allocatable": room}}, field_manager=_KUBELET, subresource="status")
