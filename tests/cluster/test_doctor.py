@@ -161,7 +161,6 @@ def test_gpu_node_without_a_device_plugin_is_a_failure(look: Look, api: Kubernet
     finally:
         api.delete("v1", "Node", "gpu-1")
     assert "no nvidia.com/gpu in its Allocatable" in found["node pool v100"].message
-    assert found["node pool cpu"].message.startswith("no node has the label cloister.dev/pool=cpu")
 
 
 @pytest.fixture

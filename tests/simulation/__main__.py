@@ -16,22 +16,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run one seed, and print what happens")
     parser.add_argument("--processes", type=int, default=2, help="processes that run histories (default: 2)")
     arguments = parser.parse_args()
-    with postgres_server() as url:
-        if arguments.seed is not None:
-            with simulator(url, "simulation") as opened:
-                failure, states, trace = opened.run(arguments.seed)
-            print(*trace, sep="\n")
-            print(failure.problem if failure else f"batches: {dict(states)}")
-            return int(failure is not None)
-        first, _, last = arguments.seeds.partition("-")
-        seeds = range(int(first), int(last or first) + 1)
-        began, failed, totals = time.monotonic(), 0, Counter[str]()
-        with worker_processes(url, arguments.processes) as executor:
-            for failures, states in run_chunks(executor, seeds):
-                totals += states
-                failed += len(failures)
-                for failure in failures:
-                    print(f"seed {failure.seed}: {failure.problem}\n    replay: {failure.command}", flush=True)
+    if arguments.seed is not None:
+        with postgres_server() as url, simulator(url, "simulation") as opened:
+            failure, states, trace = opened.run(arguments.seed)
+        print(*trace, sep="\n")
+        print(failure.problem if failure else f"batches: {dict(states)}")
+        return int(failure is not None)
+    first, _, last = arguments.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    began, failed, totals = time.monotonic(), 0, Counter[str]()
+    with worker_processes(arguments.processes) as executor:
+        for failures, states in run_chunks(executor, seeds):
+            totals += states
+            failed += len(failures)
+            for failure in failures:
+                print(f"seed {failure.seed}: {failure.problem}\n    replay: {failure.command}", flush=True)
     elapsed_s = time.monotonic() - began
     print(f"{len(seeds)} histories, {failed} failed, {elapsed_s:.0f} s; batches: {dict(totals)}")
     return int(failed > 0)

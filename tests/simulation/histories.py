@@ -20,7 +20,7 @@ from unittest import mock
 
 import structlog
 
-from tests.simulation.database import Database, database
+from tests.simulation.database import Database, database, postgres_server
 from tests.simulation.history import History
 
 if TYPE_CHECKING:
@@ -187,9 +187,10 @@ class _Worker:
 _worker: Final = _Worker()
 
 
-def _open_worker(server_url: str, processors: "Queue[int]") -> None:
+def _open_worker(places: "Queue[tuple[int, str]]") -> None:
+    processor, server_url = places.get()
     _worker.simulator = _worker.closing.enter_context(simulator(server_url, f"simulation_{os.getpid()}"))
-    _worker.simulator.stay_on(processors.get())
+    _worker.simulator.stay_on(processor)
 
 
 def _run_seeds(seeds: Sequence[int]) -> tuple[list[Failure], Counter[str]]:
@@ -209,15 +210,18 @@ def run_seeds(simulator: Simulator, seeds: Iterable[int]) -> tuple[list[Failure]
 
 
 @contextmanager
-def worker_processes(server_url: str, processes: int) -> Iterator[Executor]:
-    """Open processes that run histories with ``run_chunks``."""
+def worker_processes(processes: int) -> Iterator[Executor]:
+    """Open processes that run histories with ``run_chunks``, each with a Postgres of its own.
+
+    Transactions that notify have a lock that all databases of a server share. Its time would be a part of a history.
+    """
     context = multiprocessing.get_context("spawn")
-    processors: Queue[int] = context.Queue()
-    for number in range(processes):
-        processors.put(number)
-    arguments = (server_url, processors)
-    with ProcessPoolExecutor(processes, context, initializer=_open_worker, initargs=arguments) as executor:
-        yield executor
+    places: Queue[tuple[int, str]] = context.Queue()
+    with ExitStack() as servers:
+        for processor in range(processes):
+            places.put((processor, servers.enter_context(postgres_server())))
+        with ProcessPoolExecutor(processes, context, initializer=_open_worker, initargs=(places,)) as executor:
+            yield executor
 
 
 def run_chunks(executor: Executor, seeds: range, chunk: int = 50) -> Iterator[tuple[list[Failure], Counter[str]]]:

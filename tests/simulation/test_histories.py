@@ -27,8 +27,8 @@ def server_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def executor(server_url: str) -> Iterator[Executor]:
-    with worker_processes(server_url, PROCESSES) as opened:
+def executor() -> Iterator[Executor]:
+    with worker_processes(PROCESSES) as opened:
         yield opened
 
 

@@ -29,8 +29,7 @@ WITH open AS (
 INSERT INTO batch_events (batch_id, type) SELECT id, 'batch.cancelling' FROM cancelled
 
 -- name: drain_erased_jobs
--- A job may have been created after this transaction began.
-UPDATE jobs SET draining_at = greatest(now(), jobs.created_at)
+UPDATE jobs SET draining_at = now()
 FROM projects
 WHERE projects.id = project_id AND erasing_at IS NOT NULL
   AND domain <> 'stack' AND draining_at IS NULL AND ended_at IS NULL AND gone_at IS NULL

@@ -267,8 +267,8 @@ RETURNING jobs.id
 
 -- name: drain_useless_jobs
 -- Jobs whose engines run with settings that the catalogue no longer has, jobs of a single batch that has ended, and
--- jobs that wait while nothing is left to do. A job may have been created after this transaction began.
-UPDATE jobs SET draining_at = greatest(now(), created_at)
+-- jobs that wait while nothing is left to do.
+UPDATE jobs SET draining_at = now()
 WHERE gone_at IS NULL AND draining_at IS NULL AND ended_at IS NULL
   AND (model_key <> ALL (%(model_keys)s)
        OR launch_after IS NOT NULL
