@@ -30,6 +30,7 @@ RAMP_UP_TIMEOUT_S: Final = 300.0
 ENOUGH_LIVE: Final = 0.97
 SETTLE_S: Final = 10.0
 SAMPLE: Final = 25
+TEN_MINUTES: Final = 200 / 600
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,7 +42,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--queued", type=int, default=10_000, help="batches that wait for a job")
     parser.add_argument("--seconds", type=float, default=60, help="how long to measure")
     parser.add_argument("--lines", type=int, default=200, help="lines of a batch")
-    parser.add_argument("--rows-per-s", type=float, default=1.0, help="the rate of a job of mean length")
+    parser.add_argument(
+        "--rows-per-s",
+        type=float,
+        default=TEN_MINUTES,
+        help="the rate of a job of mean length (default: 200 lines in ten minutes; a driver then commits every 10 s)",
+    )
     parser.add_argument("--sharing", choices=["batch", "project"], default="batch", help="whose batches share a job")
     parser.add_argument("--keep", action="store_true", help="keep the directory with the logs and the database")
     given = parser.parse_args(arguments)
