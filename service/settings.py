@@ -116,6 +116,8 @@ class Settings(BaseSettings):
     """TCP port of the API."""
     coordinator_port: int = Field(8100, ge=1, le=65_535, validation_alias="CLOISTER_COORDINATOR_PORT")
     """TCP port of the coordinator, from which jobs lease segments."""
+    coordinator_metrics_port: int = Field(0, ge=0, le=65_535, validation_alias="CLOISTER_COORDINATOR_METRICS_PORT")
+    """TCP port of the coordinator for /metrics; 0 for none. Its own port, because jobs reach the other one."""
     health_port: int = Field(0, ge=0, le=65_535, validation_alias="CLOISTER_HEALTH_PORT")
     """TCP port of the reconciler for /healthz, /readyz and /metrics; 0 for none."""
     log_level: Annotated[LogLevel, BeforeValidator(str.lower)] = Field("info", validation_alias="CLOISTER_LOG_LEVEL")

@@ -27,6 +27,16 @@ class Workspace:
         self._claimed = 0
         self._lock = Lock()
 
+    @property
+    def size_bytes(self) -> int | None:
+        """The limit of all files together; None for no limit but the disk's."""
+        return self._size_bytes
+
+    @property
+    def claimed_bytes(self) -> int:
+        """The room that is claimed now."""
+        return self._claimed
+
     def has_room(self, size_bytes: int) -> bool:
         """Return whether a claim of so many bytes would succeed now."""
         with self._lock:

@@ -25,6 +25,9 @@ API_PORT: Final = 8000
 API_SERVICE_PORT: Final = 80
 RECONCILER_PORT: Final = 8001
 COORDINATOR_PORT: Final = 8100
+COORDINATOR_METRICS_PORT: Final = 8101
+RAY_METRICS_PORT: Final = 8080
+"""The port of each Ray node for Prometheus; KubeRay's default."""
 
 JOB_TEMPLATES: Final = "ray-job-templates"
 """The ConfigMap with the job template of each model."""

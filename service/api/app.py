@@ -32,6 +32,7 @@ from service.api.transfers import Transfers
 from service.api.watching import Watching
 from service.api.wrong_keys import WrongKeys
 from service.backends import Backends
+from service.process_metrics import register_process, register_workspace
 
 
 def create_app(backends: Backends, *, watching: Watching | None = None, wrong_keys: WrongKeys | None = None) -> FastAPI:
@@ -68,6 +69,9 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
     app.state.readiness = health.Readiness(backends)
     app.state.metrics = CollectorRegistry()
     app.state.metrics.register(metrics.StackCollector(backends.pool))
+    app.state.metrics.register(metrics.ReadinessCollector(app.state.readiness))
+    register_process(app.state.metrics, "api")
+    register_workspace(app.state.metrics, backends.workspace)
     watchers = Gauge("cloister_event_watchers", "Open event streams.", registry=app.state.metrics)
     watchers.set_function(lambda: streams.watchers)
     for module in (

@@ -5,10 +5,11 @@ import os
 import sys
 
 import uvicorn
+from prometheus_client import start_http_server
 
 from service.compose import open_backends
 from service.coordinator.app import Server, create_app
-from service.errors import CloisterError
+from service.errors import CloisterError, SettingsError
 from service.logging import configure_logging
 from service.settings import read_settings
 
@@ -36,6 +37,15 @@ def main() -> int:
                 timeout_graceful_shutdown=10,
             )
             server = Server(config, app.state.waiting)
+            if settings.coordinator_metrics_port:
+                try:
+                    start_http_server(settings.coordinator_metrics_port, settings.host, app.state.metrics)
+                except OSError as error:
+                    address = f"{settings.host}:{settings.coordinator_metrics_port}"
+                    raise SettingsError(
+                        f"CLOISTER_COORDINATOR_METRICS_PORT: cannot listen on {address}: {error.strerror}. "
+                        "Choose a free port"
+                    ) from error
             # On SIGINT uvicorn shuts down as on SIGTERM, then raises KeyboardInterrupt.
             with contextlib.suppress(KeyboardInterrupt):
                 server.run()

@@ -11,6 +11,7 @@ from typing import Any, Final
 import psycopg
 import structlog
 import uvicorn
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -39,6 +40,7 @@ from service.coordinator.tokens import Tokens
 from service.coordinator.waiting import Waiting
 from service.db import query
 from service.errors import ObjectStoreError
+from service.process_metrics import register_process
 
 logger = structlog.get_logger(__name__)
 
@@ -58,6 +60,7 @@ def create_app(backends: Backends) -> Starlette:
     """
     pool, store = backends.pool, backends.store
     waiting, tokens = Waiting(pool), Tokens(pool)
+    metrics = Metrics(waiting)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -85,18 +88,50 @@ def create_app(backends: Backends) -> Starlette:
 
     app = Starlette(
         routes=[
-            _route(tokens, SYNC_PATH, SyncRequest, sync),
-            _route(tokens, PART_URLS_PATH, PartUrlsRequest, _in_thread(commits.part_urls, pool, store)),
-            _route(tokens, COMMITS_PATH, Commit, _in_thread(commits.commit, pool)),
-            _route(tokens, FAILURES_PATH, Failure, _in_thread(commits.fail, pool)),
-            _route(tokens, END_PATH, EndRequest, _in_thread(leasing.end, pool)),
+            _route(metrics, tokens, SYNC_PATH, SyncRequest, sync),
+            _route(metrics, tokens, PART_URLS_PATH, PartUrlsRequest, _in_thread(commits.part_urls, pool, store)),
+            _route(metrics, tokens, COMMITS_PATH, Commit, _in_thread(commits.commit, pool)),
+            _route(metrics, tokens, FAILURES_PATH, Failure, _in_thread(commits.fail, pool)),
+            _route(metrics, tokens, END_PATH, EndRequest, _in_thread(leasing.end, pool)),
             Route("/healthz", lambda _: JSONResponse({"status": "ok"})),
             Route("/readyz", lambda _: _readyz(backends)),
         ],
         lifespan=lifespan,
     )
     app.state.waiting = waiting
+    app.state.metrics = metrics.registry
     return app
+
+
+class Metrics:
+    """Measurements of one coordinator. No label holds an id.
+
+    Args:
+        waiting: the jobs that wait for work.
+
+    Attributes:
+        registry: the registry of all of them.
+        requests: answered requests by path and status.
+        durations_s: seconds until the answer, by path; a sync waits until there is work.
+    """
+
+    def __init__(self, waiting: Waiting) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "cloister_coordinator_requests", "Answered requests of jobs.", ("path", "status"), registry=self.registry
+        )
+        self.durations_s = Histogram(
+            "cloister_coordinator_request_duration_seconds",
+            "From a request to its answer; a sync waits until there is work.",
+            ("path",),
+            buckets=(0.005, 0.025, 0.1, 0.25, 1, 2.5, 10, 30, 60),
+            registry=self.registry,
+        )
+        listening = Gauge(
+            "cloister_coordinator_listening", "Whether Postgres notifies it of new work.", registry=self.registry
+        )
+        listening.set_function(lambda: waiting.is_listening)
+        register_process(self.registry, "coordinator")
 
 
 class Server(uvicorn.Server):
@@ -119,10 +154,20 @@ def _in_thread(work: Callable[..., Any], *backends: Any) -> _Answer:
     return answer
 
 
-def _route(tokens: Tokens, path: str, kind: type[Message], answer: _Answer) -> Route:
+def _route(metrics: Metrics, tokens: Tokens, path: str, kind: type[Message], answer: _Answer) -> Route:
     """Return the route of a message."""
 
     async def endpoint(request: Request) -> Response:
+        status = 500
+        try:
+            with metrics.durations_s.labels(path).time():
+                response = await respond(request)
+            status = response.status_code
+        finally:
+            metrics.requests.labels(path, str(status)).inc()
+        return response
+
+    async def respond(request: Request) -> Response:
         try:
             token = _token(request)
             if (job := tokens.known(token)) is None:

@@ -15,7 +15,7 @@ from service.ports import Launcher
 
 @dataclass(slots=True)
 class Metrics:
-    """Measurements of one reconciler, which only its process can take. The API counts batches, lines and tokens.
+    """Measurements of one reconciler, which only its process can take. Those of the database are in ``stored_metrics``.
 
     Attributes:
         registry: the registry of all others; its own, so that a process can run several reconcilers.
@@ -28,6 +28,7 @@ class Metrics:
     pass_duration_s: Histogram = field(init=False)
     step_failures: Counter = field(init=False)
     launches: Counter = field(init=False)
+    job_failures: Counter = field(init=False)
     deliveries: Counter = field(init=False)
     removals: Counter = field(init=False)
 
@@ -49,6 +50,9 @@ class Metrics:
             registry=registry,
         )
         self.launches = Counter("cloister_job_launches", "Jobs that the launcher accepted", registry=registry)
+        self.job_failures = Counter(
+            "cloister_job_failures", "Jobs that failed, by model and reason", ["model", "reason"], registry=registry
+        )
         self.deliveries = Counter(
             "cloister_webhook_deliveries", "Attempts to deliver a webhook, by outcome", ["outcome"], registry=registry
         )

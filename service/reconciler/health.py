@@ -1,4 +1,7 @@
-"""HTTP endpoints of the reconciler for operators: /healthz, /readyz and /metrics. They reveal no stored data."""
+"""HTTP endpoints of the reconciler for operators: /healthz, /readyz and /metrics.
+
+The metrics name projects by their ids. Network policies allow them to Prometheus only.
+"""
 
 import json
 import time
@@ -11,11 +14,13 @@ from urllib.parse import urlsplit
 
 import psycopg
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from service.db import query
 from service.errors import ObjectStoreError
+from service.process_metrics import register_process, register_workspace
 from service.reconciler.backends import Backends
+from service.reconciler.stored_metrics import StoredMetrics
 
 logger = structlog.get_logger(__name__)
 
@@ -33,9 +38,11 @@ def serve_health(backends: Backends, *, host: str, port: int) -> Iterator[int]:
     Raises:
         OSError: the port is in use.
     """
+    registry = metrics_registry(backends)
 
     class Handler(_Handler):
         served = backends
+        metrics = registry
 
     server = ThreadingHTTPServer((host, port), Handler)
     server.daemon_threads = True
@@ -49,8 +56,19 @@ def serve_health(backends: Backends, *, host: str, port: int) -> Iterator[int]:
         server.server_close()
 
 
+def metrics_registry(backends: Backends) -> CollectorRegistry:
+    """Return a registry of all metrics of a reconciler."""
+    registry = CollectorRegistry()
+    registry.register(backends.metrics.registry)
+    registry.register(StoredMetrics(backends))
+    register_process(registry, "reconciler")
+    register_workspace(registry, backends.workspace)
+    return registry
+
+
 class _Handler(BaseHTTPRequestHandler):
     served: Backends
+    metrics: CollectorRegistry
     # A client that sends nothing must not hold a thread forever.
     timeout = 10
 
@@ -76,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
                     missing.append("object store")
                 self._report(missing)
             case "/metrics":
-                self._send(200, CONTENT_TYPE_LATEST, generate_latest(self.served.metrics.registry))
+                self._send(200, CONTENT_TYPE_LATEST, generate_latest(self.metrics))
             case _:
                 self._send_json(404, {"status": "not found; the paths are /healthz, /readyz and /metrics"})
 

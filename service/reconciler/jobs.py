@@ -172,6 +172,9 @@ def advance_job(backends: Backends, job_id: str) -> None:
                 _end(connection, job.id, now, reason=None, is_gone=True)
             logger.info("job.gone", job_id=job.id)
         case JobFailed():
+            # A job whose launch failed has no status. One that is alive can never run.
+            reason = "launch" if status is None else "stuck" if status.state in ALIVE else status.state.value
+            backends.metrics.job_failures.labels(model=job.model, reason=reason).inc()
             _fail(backends, job, decision, now, is_gone=status is None or status.state not in ALIVE)
 
 

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from service.api.routes import metrics
 from service.api.routes.metrics import StackCollector
 from service.db import Pool, open_pool
+from service.scrapes import CACHED_FOR_S
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -51,6 +51,20 @@ def test_requests_are_counted_by_route_template(http: httpx.Client, base_url: st
     assert requests(after, **labels) == before + 2
     count = ("cloister_http_request_duration_seconds_count", frozenset({("method", "GET"), ("route", labels["route"])}))
     assert after[count] == before + 2
+
+
+def test_checks_version_and_workspace_are_reported(base_url: str) -> None:
+    found = samples(base_url)
+    assert value(found, "cloister_check_ok", check="database") == 1
+    assert value(found, "cloister_check_ok", check="object_store") == 1
+    assert value(found, "cloister_check_ok", check="reconciler") == 0  # none has ever led here
+    assert value(found, "cloister_workspace_claimed_bytes") == 0
+    assert [dict(labels)["component"] for name, labels in found if name == "cloister_build_info"] == ["api"]
+
+
+def test_api_names_no_project(http: httpx.Client, base_url: str) -> None:
+    http.get("/v1/files")
+    assert "proj_" not in httpx.get(f"{base_url}/metrics").text
 
 
 def test_client_input_creates_no_label(http: httpx.Client, base_url: str) -> None:
@@ -136,7 +150,7 @@ def test_concurrent_scrapes_query_the_database_once(batches: Pool) -> None:
     with batches.connection() as connection:
         connection.execute("DELETE FROM batches")
     assert value(collected(collector), "cloister_batches", status="in_progress") == 1
-    assert metrics.CACHED_FOR_S >= 5
+    assert CACHED_FOR_S >= 5
 
 
 def test_process_metrics_work_without_the_database() -> None:

@@ -19,6 +19,7 @@ import httpx
 import psycopg
 import pytest
 import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
 
 from ray_job.contract.leases import (
     COMMITS_PATH,
@@ -61,6 +62,7 @@ class Served:
     stack: Coordinated
     server: Server
     client: httpx.Client
+    metrics: CollectorRegistry
 
     def post(self, path: str, message: Message | bytes, token: str, **options: Any) -> httpx.Response:
         body = message if isinstance(message, bytes) else message.to_json()
@@ -86,7 +88,7 @@ def serving(pool: Pool) -> Iterator[Served]:
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        yield Served(stack, server, client)
+        yield Served(stack, server, client, app.state.metrics)
     server.should_exit = True
     thread.join(timeout=10)
     assert not thread.is_alive()
@@ -475,18 +477,31 @@ def test_tokens_and_prompts_are_never_logged(
 # The process
 
 
+def test_requests_are_counted_without_ids_and_jobs_cannot_read_the_counts(served: Served) -> None:
+    job = served.stack.start_job()
+    served.sync(job)
+    served.post(SYNC_PATH, sync_request(), "wrong")
+    registry = served.metrics
+    name, path = "cloister_coordinator_requests_total", SYNC_PATH
+    assert registry.get_sample_value(name, {"path": path, "status": "200"}) == 1
+    assert registry.get_sample_value(name, {"path": path, "status": "401"}) == 1
+    assert job.id not in generate_latest(registry).decode()
+    assert served.client.get("/metrics").status_code == 404
+
+
 @pytest.mark.slow
 def test_process_serves_and_stops_at_once_although_a_job_waits(
     pool: Pool, database_url: str, tmp_path: Path, executor: ThreadPoolExecutor
 ) -> None:
     (tmp_path / "models.yaml").write_text("models:\n  - id: demo\n    source: /models/demo\n")
-    (port,) = free_ports(1)
+    port, metrics_port = free_ports(2)
     environment = {
         **os.environ,
         "CLOISTER_DATABASE_URL": database_url,
         "CLOISTER_OBJECT_STORE": f"file://{tmp_path}/objects",
         "CLOISTER_MODELS": str(tmp_path / "models.yaml"),
         "CLOISTER_COORDINATOR_PORT": str(port),
+        "CLOISTER_COORDINATOR_METRICS_PORT": str(metrics_port),
     }
     job = Coordinated(pool).start_job()
     process = subprocess.Popen(
@@ -504,6 +519,9 @@ def test_process_serves_and_stops_at_once_although_a_job_waits(
         waiting = executor.submit(client.post, SYNC_PATH, content=body, headers=headers)
         time.sleep(2)
         begin = time.monotonic()
+        metrics = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text
+        assert 'cloister_build_info{component="coordinator"' in metrics
+        assert "cloister_coordinator_listening 1.0" in metrics
         process.send_signal(signal.SIGTERM)
         assert waiting.result().status_code == 200
         output, _ = process.communicate(timeout=30)

@@ -85,6 +85,8 @@ def test_metrics_count_launches_failures_and_removals(stack: Stack, health: http
     assert "cloister_job_launches_total 1.0" in text
     assert "cloister_reconciler_leading 1.0" in text
     assert "cloister_reconciler_pass_duration_seconds_count" in text
+    assert 'cloister_project_lines_total{model="demo",outcome="completed",project_id="p"} 1.0' in text
+    assert 'cloister_build_info{component="reconciler"' in text
 
 
 def test_other_paths_are_not_found(health: httpx.Client) -> None:

@@ -3,30 +3,22 @@
 ``RequestMiddleware`` counts requests; this module reads the metrics of the stack.
 """
 
-import time
 from collections.abc import Iterable
-from threading import Lock
 from typing import Final
 
-import psycopg
-import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from psycopg.rows import DictRow
 
 from service.api.openapi import PUBLIC, described
-from service.db import Pool, query
+from service.api.routes.health import Readiness
+from service.db import Pool
+from service.scrapes import CACHED_FOR_S, ScrapedRows
 from service.transitions import BatchStatus
 
-_log = structlog.get_logger(__name__)
-
 router = APIRouter(tags=["Operation"], responses=PUBLIC)
-
-# Several Prometheus servers cost the database one query in this time.
-CACHED_FOR_S: Final = 5.0
 
 _COUNTERS: Final = (
     ("cloister_lines_total", "Lines with a result, by outcome.", "outcome",
@@ -54,11 +46,7 @@ class StackCollector(Collector):
     """Metrics of the whole stack, read from the database on a scrape."""
 
     def __init__(self, pool: Pool, *, cached_for_s: float = CACHED_FOR_S) -> None:
-        self._pool = pool
-        self._cached_for_s = cached_for_s
-        self._lock = Lock()
-        self._read_at = float("-inf")
-        self._totals: DictRow | None = None
+        self._rows = ScrapedRows(pool, {"stack_totals": {}, "job_totals": {}}, cached_for_s=cached_for_s)
         self._highest: dict[str, float] = {}
 
     def describe(self) -> Iterable[Metric]:
@@ -67,12 +55,13 @@ class StackCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics, at most a few seconds old. Without the database, yield only that it is down."""
-        totals = self._read()
+        rows = self._rows.read()
         yield GaugeMetricFamily(
-            "cloister_database_up", "Whether the database answered the last scrape.", float(totals is not None)
+            "cloister_database_up", "Whether the database answered the last scrape.", float(rows is not None)
         )
-        if totals is None:
+        if rows is None:
             return
+        totals = rows["stack_totals"][0] | rows["job_totals"][0]
         batches = GaugeMetricFamily("cloister_batches", "Batches by state.", labels=["status"])
         for status in BatchStatus:
             batches.add_metric([status.value], (totals["batches"] or {}).get(status.value, 0))
@@ -101,18 +90,23 @@ class StackCollector(Collector):
             totals["heartbeat_age_s"],
         )
 
-    def _read(self) -> DictRow | None:
-        with self._lock:
-            if time.monotonic() - self._read_at >= self._cached_for_s:
-                try:
-                    with self._pool.connection(timeout=2) as connection:
-                        totals = connection.execute(query("stack_totals")).fetchone() or {}
-                        self._totals = totals | (connection.execute(query("job_totals")).fetchone() or {})
-                except psycopg.Error as error:
-                    _log.warning("metrics.database_unreachable", error=type(error).__name__)
-                    self._totals = None
-                self._read_at = time.monotonic()
-            return self._totals
+
+class ReadinessCollector(Collector):
+    """The checks of /readyz, run on a scrape."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing, so that registering the collector runs no check."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield a metric with a sample for each check."""
+        checks = GaugeMetricFamily("cloister_check_ok", "Whether a check of /readyz passes.", labels=["check"])
+        for name, check in self._readiness.checks().items():
+            checks.add_metric([name], float(check.status == "ok"))
+        yield checks
 
 
 @router.get(

@@ -9,7 +9,8 @@ WHERE projects.id = project_id
   AND expires_at > files.created_at + make_interval(secs => coalesce(retention_s, %(retention_s)s))
 
 -- name: files_to_remove
-SELECT id FROM files
+-- The one that is due for longest comes first.
+SELECT id, extract(epoch FROM now() - least(deleted_at, expires_at))::double precision AS due_for_s FROM files
 WHERE least(deleted_at, expires_at) <= now()
   AND id <> ALL (%(failed)s)
   AND NOT EXISTS (
