@@ -21,6 +21,7 @@ from infra.data.object_store import ObjectStoreConnection
 from infra.hosts.cluster import Hosts
 from infra.kubernetes.images import PullSecrets
 from infra.kubernetes.kept_data import DataProtection
+from infra.monitoring.objects import Monitoring
 from infra.shared_platform.customers import Registration
 from infra.shared_platform.deploy import deploy_platform, deploy_shared_platform
 from infra.shared_platform.outputs import platform_of
@@ -119,6 +120,9 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         before_migrations=before_migrations,
         opts=after(*foundation),
     )
+    if file.monitoring:
+        # The definitions of Prometheus Operator may be missing: the service must not wait for these objects.
+        Monitoring("monitoring", config.names, file.monitoring, opts=after(*foundation))
     return stack_outputs(config, service.api_address) | new_cluster
 
 
@@ -230,7 +234,7 @@ def _network_args(
         dns_networks=tuple(network.dns_networks),
         ingress_namespace=api.ingress.controller_namespace if api.ingress else "",
         client_namespaces=tuple(api.client_namespaces),
-        monitoring_namespace=network.monitoring_namespace or "",
+        prometheus=_prometheus(config),
         oidc_networks=tuple(network.oidc_networks),
         oidc_hosts=tuple(network.oidc_hosts),
         webhook_networks=tuple(network.webhook_networks),
@@ -240,6 +244,14 @@ def _network_args(
         endpoint_networks=tuple(network.endpoint_networks) if endpoints else (),
         endpoint_ports=tuple(sorted({port(url) for url in endpoints})),
     )
+
+
+def _prometheus(config: StackConfig) -> Pods | None:
+    """Return the pods that may read metrics."""
+    section = config.file.monitoring
+    if section is None:
+        return None
+    return Pods(name="Prometheus", namespace=section.namespace, labels=section.pod_labels, is_outside=True)
 
 
 def stack_outputs(config: StackConfig, api_address: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ray_job.contract.cluster import (
     API,
     API_PORT,
     COORDINATOR,
+    COORDINATOR_METRICS_PORT,
     COORDINATOR_PORT,
     JOB_TEMPLATES,
     RECONCILER,
@@ -142,8 +143,11 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
 
 def coordinator_pod(settings: ServiceSettings) -> dict[str, Any]:
     """Return the pod template of the coordinator, which leases work to jobs and signs URLs of the object store."""
-    environment = {"CLOISTER_COORDINATOR_PORT": str(COORDINATOR_PORT)}
-    return _server_pod(
+    environment = {
+        "CLOISTER_COORDINATOR_PORT": str(COORDINATOR_PORT),
+        "CLOISTER_COORDINATOR_METRICS_PORT": str(COORDINATOR_METRICS_PORT),
+    }
+    template = _server_pod(
         settings,
         COORDINATOR,
         port=COORDINATOR_PORT,
@@ -154,6 +158,9 @@ def coordinator_pod(settings: ServiceSettings) -> dict[str, Any]:
         disk="1Gi",
         secrets=_LOGINS,
     )
+    # Not the port of jobs, which must not learn about each other.
+    template["spec"]["containers"][0]["ports"] += [{"name": "metrics", "containerPort": COORDINATOR_METRICS_PORT}]
+    return template
 
 
 def migrations_pod(settings: ServiceSettings) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from infra.capacity.pools import pools_of
 from infra.jobs.pods import COMPONENT, RayJobArgs, autoscaler_options, head_pod, worker_pod
 from infra.jobs.weights import PodWeights, pod_weights
 from infra.stack_file.sections import JobsSection
-from ray_job.contract.cluster import job_templates_name
+from ray_job.contract.cluster import RAY_METRICS_PORT, job_templates_name
 from ray_job.contract.rayjobs import (
     FINGERPRINT_ANNOTATION,
     GROUP,
@@ -180,4 +180,5 @@ def _start_params(size: GroupSize) -> dict[str, str]:
         "num-cpus": str(size.ray_cpus),
         **({"num-gpus": str(size.gpus)} if size.gpus else {}),
         "object-store-memory": str(size.object_store_mib * 2**20),
+        "metrics-export-port": str(RAY_METRICS_PORT),
     }

@@ -22,5 +22,5 @@ def write_or_check(path: Path, text: str, arguments: Sequence[str], *, module: s
         return 0
     if path.exists() and path.read_text(encoding="utf-8") == text:
         return 0
-    sys.stderr.write(f"docs/{path.name} is out of date: run `python -m {module}`\n")
+    sys.stderr.write(f"{path.parent.name}/{path.name} is out of date: run `python -m {module}`\n")
     return 1

@@ -62,7 +62,12 @@ BUNDLED: Final = NetworkArgs(
     ),
     kubernetes_api=_KUBERNETES_API,
     ingress_namespace="ingress-nginx",
-    monitoring_namespace="monitoring",
+    prometheus=Pods(
+        name="Prometheus",
+        namespace="monitoring",
+        labels={"app.kubernetes.io/name": "prometheus"},
+        is_outside=True,
+    ),
 )
 CLOUDNATIVE_PG: Final = NetworkArgs(
     names=_NAMES,
@@ -143,7 +148,7 @@ def drawing(names: StackNames, shown: Iterable[Flow]) -> Iterator[str]:
             case _:
                 return f'{ids[peer]}["{peer.name}"]'
 
-    own = [peer for peer in peers if isinstance(peer, Pods) and peer.labels]
+    own = [peer for peer in peers if isinstance(peer, Pods) and peer.is_of_stack]
     yield "flowchart LR"
     for namespace in (names.service_namespace, names.jobs_namespace):
         yield f'  subgraph {namespace}["{namespace}"]'

@@ -56,6 +56,8 @@ class KubernetesApiSection(Section):
 class NetworkSection(Section):
     """Destinations that pods may reach besides each other. All other traffic is refused."""
 
+    RENAMED: ClassVar[Mapping[str, str]] = {"monitoring_namespace": "the section monitoring with its key namespace"}
+
     plugin: NetworkPlugin = key(
         "the plugin that enforces network policies; `kubernetes` for any that enforces NetworkPolicy and matches nodes "
         "by address. `cilium` (1.15 or newer) needs its DNS proxy for `webhook_hosts` and `oidc_hosts`. `calico` "
@@ -88,9 +90,6 @@ class NetworkSection(Section):
         default=[],
     )
     endpoint_networks: list[Cidr] = key("endpoints of models in the http engine", ["10.50.0.10/32"], default=[])
-    monitoring_namespace: DnsLabel | None = key(
-        "namespace of Prometheus, which may read /metrics", "monitoring", default=None
-    )
 
 
 class PullSecretSection(Section):

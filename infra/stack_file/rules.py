@@ -33,6 +33,7 @@ from infra.stack_file.sections import (
     ExternalDatabaseSection,
     ImageWeightsSection,
     LimitsSection,
+    MonitoringSection,
     S3ObjectStoreSection,
     TransportSection,
     TrustSection,
@@ -93,6 +94,12 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
             least = ".".join(map(str, MIN_KUBERAY))
             yield f"kuberay.chart.version: must be at least {least}.0, not {kuberay.chart.version!r}"
     yield from network_rules(sections)
+    monitoring: MonitoringSection | None = sections.get("monitoring")
+    if monitoring and monitoring.dcgm_namespace and monitoring.prometheus == "none":
+        yield (
+            "monitoring.dcgm_namespace: needs a ServiceMonitor; set monitoring.prometheus to operator, or leave it out "
+            "and let your Prometheus scrape the exporter"
+        )
     if kuberay and network and kuberay.namespace == network.dns_namespace:
         yield f"kuberay.namespace: {kuberay.namespace} belongs to the cluster; use another one for the operator"
 

@@ -28,6 +28,7 @@ from infra.stack_file.values import (
     DnsLabel,
     Environment,
     HostName,
+    Labels,
     Moment,
     PostgresUrl,
     WebUrl,
@@ -288,6 +289,43 @@ class LimitsSection(Section):
     )
 
 
+class MonitoringSection(Section):
+    """Prometheus, which may read the metrics of the stack's pods and of the Ray clusters of its jobs."""
+
+    prometheus: Literal["none", "operator"] = key(
+        "`operator`: the cluster has Prometheus Operator, and the stack creates its ServiceMonitor, PodMonitors and "
+        "PrometheusRule. `none`: the operator of the stack configures Prometheus",
+        "operator",
+        default="none",
+    )
+    namespace: DnsLabel = key("namespace of Prometheus", "monitoring", default="monitoring")
+    pod_labels: Labels = key(
+        "labels of the pods of Prometheus; no other pod of the namespace can read metrics",
+        {"app.kubernetes.io/name": "prometheus"},
+        default={"app.kubernetes.io/name": "prometheus"},
+    )
+    object_labels: dict[str, str] = key(
+        "labels by which Prometheus Operator selects monitors and rules; it ignores objects without them",
+        {"release": "kube-prometheus-stack"},
+        default={},
+    )
+    dcgm_namespace: DnsLabel | None = key(
+        "namespace of the DCGM exporter of NVIDIA's GPU Operator, for the metrics of GPUs; with `operator` only",
+        "gpu-operator",
+        default=None,
+    )
+    dashboards: bool = key(
+        "create ConfigMaps with dashboards, with the label `grafana_dashboard` that Grafana's sidecar selects",
+        True,
+        default=False,
+    )
+    runbook_url: WebUrl | None = key(
+        "where your operators read docs/runbook.md; alerts link to it",
+        "https://wiki.acme.example/cloister/runbook",
+        default=None,
+    )
+
+
 class TransportSection(Section):
     """Encryption in transit. Database, object store, chart and endpoints are reached by verified TLS only."""
 
@@ -364,6 +402,9 @@ class StackFile(Section):
         "see below; without it the audit log stays in the stack, unless `cloister audit export` is run by hand",
         {},
         default=None,
+    )
+    monitoring: MonitoringSection | None = key(
+        "see below; without it no pod can read the metrics of the stack", {}, default=None
     )
     jobs: JobsSection = key("see below", {}, default=JobsSection())
     limits: LimitsSection = key("see below", {}, default=LimitsSection())

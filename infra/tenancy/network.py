@@ -15,7 +15,13 @@ import pulumi
 
 from infra.kubernetes.naming import StackNames
 from infra.stack_file.cluster_sections import NetworkPlugin
-from ray_job.contract.cluster import API_PORT, COORDINATOR_PORT, RECONCILER_PORT
+from ray_job.contract.cluster import (
+    API_PORT,
+    COORDINATOR_METRICS_PORT,
+    COORDINATOR_PORT,
+    RAY_METRICS_PORT,
+    RECONCILER_PORT,
+)
 
 DNS_PORT: Final = 53
 RAY_DASHBOARD_PORT: Final = 8265
@@ -31,12 +37,19 @@ class Pods:
     Attributes:
         name: name in docs/network.md and, for pods of the stack, of their policy.
         namespace: the namespace.
-        labels: labels of pods of the stack; empty for all pods of a namespace outside the stack.
+        labels: labels of the pods; empty for all pods of a namespace outside the stack.
+        is_outside: whether pods with labels are outside the stack, which has no policy for them.
     """
 
     name: str
     namespace: pulumi.Input[str]
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    is_outside: bool = False
+
+    @property
+    def is_of_stack(self) -> bool:
+        """Whether they are pods of the stack."""
+        return bool(self.labels) and not self.is_outside
 
     def selectors(self) -> list[dict[str, Any]]:
         """Return the peers of a NetworkPolicy rule."""
@@ -144,7 +157,7 @@ class NetworkArgs:
         dns_networks: addresses of a DNS cache that is not a pod, such as one on each node.
         ingress_namespace: namespace of the ingress controller; empty without an ingress.
         client_namespaces: namespaces whose pods call the API inside the cluster.
-        monitoring_namespace: namespace of Prometheus; empty without it.
+        prometheus: pods that may read metrics; None for no pod.
         oidc_networks: addresses of the public keys of the OpenID Connect issuer.
         oidc_hosts: host names of the same, with Cilium.
         webhook_networks: networks of webhook receivers.
@@ -171,7 +184,7 @@ class NetworkArgs:
     dns_networks: tuple[str, ...] = ()
     ingress_namespace: str = ""
     client_namespaces: tuple[str, ...] = ()
-    monitoring_namespace: str = ""
+    prometheus: Pods | None = None
     oidc_networks: tuple[str, ...] = ()
     oidc_hosts: tuple[str, ...] = ()
     webhook_networks: tuple[str, ...] = ()
@@ -193,11 +206,15 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     for namespace in args.client_namespaces:
         clients = Pods(name=f"clients in {namespace}", namespace=namespace)
         found.append(Flow(source=clients, target=api, ports=(API_PORT,), why="requests from inside the cluster"))
-    if args.monitoring_namespace:
-        prometheus = Pods(name="Prometheus", namespace=args.monitoring_namespace)
+    if args.prometheus:
         found += [
-            Flow(source=prometheus, target=api, ports=(API_PORT,), why="metrics"),
-            Flow(source=prometheus, target=reconciler, ports=(RECONCILER_PORT,), why="metrics"),
+            Flow(source=args.prometheus, target=target, ports=(port,), why="metrics")
+            for target, port in (
+                (api, API_PORT),
+                (reconciler, RECONCILER_PORT),
+                (pods["coordinator"], COORDINATOR_METRICS_PORT),
+                (pods["ray"], RAY_METRICS_PORT),
+            )
         ]
     if args.oidc_networks:
         issuer = Networks(name="OpenID Connect issuer", cidrs=args.oidc_networks)

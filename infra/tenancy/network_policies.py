@@ -32,7 +32,7 @@ def policies(args: NetworkArgs) -> tuple[dict[str, Any], ...]:
         *(
             manifest
             for pods in ends
-            if isinstance(pods, Pods) and pods.labels
+            if isinstance(pods, Pods) and pods.is_of_stack
             for manifest in pod_policies(pods, all_flows, labels)
         ),
     )

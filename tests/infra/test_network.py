@@ -32,10 +32,10 @@ def test_both_namespaces_deny_all_connections(args: NetworkArgs) -> None:
 def test_policies_allow_each_flow_at_both_ends_and_nothing_else(args: NetworkArgs) -> None:
     both = [flow for flow in flows(args) if not flow.is_within_job]
     rules = [rule for each in policies(args) for side in ("ingress", "egress") for rule in each["spec"].get(side, ())]
-    ends = [isinstance(end, Pods) and bool(end.labels) for flow in both for end in (flow.source, flow.target)]
+    ends = [isinstance(end, Pods) and end.is_of_stack for flow in both for end in (flow.source, flow.target)]
     assert len(rules) == sum(ends)
     for flow in both:
-        if isinstance(flow.source, Pods | Networks) and isinstance(flow.target, Pods) and flow.target.labels:
+        if isinstance(flow.source, Pods | Networks) and isinstance(flow.target, Pods) and flow.target.is_of_stack:
             opened = policy(args, flow.target.name)["ingress"]
             assert {"from": flow.source.selectors(), **flow.port_list()} in opened
 
@@ -66,8 +66,8 @@ def test_no_policy_of_the_program_connects_pods_of_jobs(args: NetworkArgs) -> No
 
 
 def test_only_heads_reach_the_coordinator_and_no_pod_of_a_job_reaches_the_database() -> None:
-    asking = {flow.source.name for flow in flows(BUNDLED) if flow.target.name == "coordinator"}
-    assert asking == {"ray-head"}
+    asking = {(flow.source.name, flow.ports) for flow in flows(BUNDLED) if flow.target.name == "coordinator"}
+    assert asking == {("ray-head", (8100,)), ("Prometheus", (8101,))}
     connected = {flow.source.name for flow in flows(BUNDLED) if flow.target.name == "database"}
     assert connected == {"api", "reconciler", "coordinator", "migrations"}
 

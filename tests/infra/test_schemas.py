@@ -22,6 +22,7 @@ SCHEMAS = resources.files("kubernetes_validate") / "kubernetes-json-schema/v1.35
 NOT_KUBERNETES_OWN = {
     "helm.sh": "a chart: Helm makes its manifests",
     "ray.io": "KubeRay",
+    "monitoring.coreos.com": "Prometheus Operator",
     "postgresql.cnpg.io": "CloudNativePG",
     "barmancloud.cnpg.io": "CloudNativePG's Barman Cloud plugin",
 }
