@@ -97,6 +97,7 @@ class DirectJob:
         self._prompt_rules_url = ""
         self._writing_rules: asyncio.Task[None] | None = None
         self._committed_parts = 0
+        self._engine_restarts = 0  # that the coordinator does not know
         self._accounted_s = time.monotonic()
         self._engine_s = self._busy_s = 0.0
 
@@ -139,8 +140,16 @@ class DirectJob:
             else:
                 wait_s = min(LONG_POLL_S, max(0.0, self._idle_until_s() - time.monotonic()))
             ready = sum(engine.ready for engine in self._engines.values())
-            request = SyncRequest(wanted_tokens=wanted, wait_s=wait_s, held=self._held.refs, engines=ready)
-            self._take(await self._coordinator.sync(request))
+            request = SyncRequest(
+                wanted_tokens=wanted,
+                wait_s=wait_s,
+                held=self._held.refs,
+                engines=ready,
+                engine_restarts=self._engine_restarts,
+            )
+            response = await self._coordinator.sync(request)
+            self._engine_restarts -= request.engine_restarts
+            self._take(response)
 
     def _wants_to_sync(self) -> bool:
         return not self._held or bool(self._wanted_tokens())
@@ -155,8 +164,14 @@ class DirectJob:
         if not self._draining and time.monotonic() < self._idle_until_s():
             return False
         self._account()
-        request = EndRequest(engine_s=round(self._engine_s, 3), busy_s=round(self._busy_s, 3))
-        if (await self._coordinator.end(request)).ended:
+        request = EndRequest(
+            engine_s=round(self._engine_s, 3),
+            busy_s=round(self._busy_s, 3),
+            engine_restarts=self._engine_restarts,
+        )
+        response = await self._coordinator.end(request)
+        self._engine_restarts -= request.engine_restarts
+        if response.ended:
             return True
         await asyncio.sleep(SHORTEST_POLL_S)  # the coordinator has work, which it leases next
         return False
@@ -297,6 +312,7 @@ class DirectJob:
                         f"the worker of an engine ended {deaths} times before it committed a row "
                         f"({type(error).__name__}): check the memory of its node or pod"
                     ) from error
+                self._engine_restarts += 1
                 self._stop_engine(engine)
                 self._start_actor(engine)
             else:
@@ -374,6 +390,7 @@ class DirectJob:
         """Let an engine write its parts."""
         while True:
             part = await engine.actor.next_part.remote()
+            self._engine_restarts += part.restarts
             tasks.create_task(self._write(engine, part))
 
     async def _write(self, engine: _Engine, part: ReadyPart) -> None:

@@ -149,6 +149,13 @@ ALERTS: Final = (
         summary="Jobs of a model fail in a row; after four its batches fail.",
     ),
     Alert(
+        name="CloisterEnginesRestart",
+        expression="sum by (namespace, model) (increase(cloister_engine_restarts_total{$stack}[15m])) > 3",
+        minutes=1,
+        severity="warning",
+        summary="Engines of a model die and are started again.",
+    ),
+    Alert(
         name="CloisterSegmentsFail",
         expression="max by (namespace) (cloister_segment_failures{$stack}) >= 2",
         minutes=5,

@@ -189,12 +189,14 @@ class SyncRequest(Message):
         wait_s: if there is none to lease, wait for one so long at most.
         held: the leases to extend.
         engines: engines that are ready.
+        engine_restarts: engines that died and were started again since the last answer.
     """
 
     wanted_tokens: int
     wait_s: float
     held: tuple[SegmentRef, ...]
     engines: int
+    engine_restarts: int = field(default=0, metadata=_OMITTED_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,10 +304,12 @@ class EndRequest(Message):
     Attributes:
         engine_s: the time for which engines were ready, summed over all engines of the job.
         busy_s: the time for which the job held leases and had a ready engine.
+        engine_restarts: engines that died and were started again since the last answer.
     """
 
     engine_s: float
     busy_s: float
+    engine_restarts: int = field(default=0, metadata=_OMITTED_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,11 +52,13 @@ class ReadyPart:
         number: its number in the actor.
         batch_id: its batch.
         segments: its rows by segment.
+        restarts: how often the engine died and was started again since the part before.
     """
 
     number: int
     batch_id: str
     segments: tuple[CommittedRows, ...]
+    restarts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class DirectEngine:
         self._parts: dict[int, tuple[str, list[FinishedRow]]] = {}
         self._announced: asyncio.Queue[ReadyPart | Exception] = asyncio.Queue()
         self._places = asyncio.Semaphore(PARTS_AHEAD)
+        self._restarts = 0  # since the last part that was announced
 
     async def start(self) -> None:
         """Start the engine and wait until it is ready.
@@ -184,6 +187,7 @@ class DirectEngine:
 
     async def restart(self) -> None:
         """See ``row_window.Engine``."""
+        self._restarts += 1
         await self._process.restart()
 
     async def _run(self) -> None:
@@ -204,4 +208,8 @@ class DirectEngine:
             batch_id, rows = await self._buffer.take()
             number = next(self._numbers)
             self._parts[number] = batch_id, rows
-            self._announced.put_nowait(ReadyPart(number=number, batch_id=batch_id, segments=committed_rows(rows)))
+            restarts, self._restarts = self._restarts, 0
+            segments = committed_rows(rows)
+            self._announced.put_nowait(
+                ReadyPart(number=number, batch_id=batch_id, segments=segments, restarts=restarts)
+            )

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ from service.process_metrics import register_process
 logger = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES: Final = 1 << 20
+# More engines than a job has. A job parses untrusted input: it must not choose the value of a counter.
+MAX_ENGINE_RESTARTS: Final = 100
 # Longer than any job asks for.
 MAX_WAIT_S: Final = 60.0
 _BEARER: Final = "bearer "
@@ -60,7 +62,7 @@ def create_app(backends: Backends) -> Starlette:
     """
     pool, store = backends.pool, backends.store
     waiting, tokens = Waiting(pool), Tokens(pool)
-    metrics = Metrics(waiting)
+    metrics = Metrics(waiting, backends.catalogue)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -108,14 +110,16 @@ class Metrics:
 
     Args:
         waiting: the jobs that wait for work.
+        models: the models of the catalogue.
 
     Attributes:
         registry: the registry of all of them.
         requests: answered requests by path and status.
         durations_s: seconds until the answer, by path; a sync waits until there is work.
+        engine_restarts: engines that died and were started again, by model.
     """
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: Waiting, models: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "cloister_coordinator_requests", "Answered requests of jobs.", ("path", "status"), registry=self.registry
@@ -127,6 +131,14 @@ class Metrics:
             buckets=(0.005, 0.025, 0.1, 0.25, 1, 2.5, 10, 30, 60),
             registry=self.registry,
         )
+        self.engine_restarts = Counter(
+            "cloister_engine_restarts",
+            "Engines that died and were started again, as jobs report them.",
+            ("model",),
+            registry=self.registry,
+        )
+        for model in models:
+            self.engine_restarts.labels(model)  # a rate needs the zero before the first restart
         listening = Gauge(
             "cloister_coordinator_listening", "Whether Postgres notifies it of new work.", registry=self.registry
         )
@@ -172,7 +184,11 @@ def _route(metrics: Metrics, tokens: Tokens, path: str, kind: type[Message], ans
             token = _token(request)
             if (job := tokens.known(token)) is None:
                 job = await asyncio.to_thread(tokens.authenticate, token)
-            result = await answer(request, job, kind.from_json(await _body(request)))
+            message = kind.from_json(await _body(request))
+            if isinstance(message, SyncRequest | EndRequest):
+                restarts = min(message.engine_restarts, MAX_ENGINE_RESTARTS)
+                metrics.engine_restarts.labels(job.model).inc(restarts)
+            result = await answer(request, job, message)
             if path == END_PATH:
                 tokens.forget(token)
         except ClientDisconnect:

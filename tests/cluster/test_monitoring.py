@@ -37,6 +37,7 @@ HEALTHY = {
     'cloister_job_slots{accelerator="a10g"}': "2",
     'cloister_job_slots_used{accelerator="a10g"}': "2",
     'cloister_job_failures_in_a_row{model="m"}': "1",
+    'cloister_engine_restarts_total{model="m"}': "0",
     "cloister_segment_failures{}": "1",
     "cloister_lease_age_seconds{}": "600",
     "cloister_audit_lag_seconds{}": "5",
@@ -59,6 +60,7 @@ FAULTS: dict[str, dict[str, str | None]] = {
     "CloisterBatchesAtRisk": {'cloister_batches_at_risk{model="m"}': "1"},
     "CloisterQueueStuck": {'cloister_job_slots_used{accelerator="a10g"}': "1"},
     "CloisterJobsFail": {'cloister_job_failures_in_a_row{model="m"}': "2"},
+    "CloisterEnginesRestart": {'cloister_engine_restarts_total{model="m"}': "0+1"},
     "CloisterSegmentsFail": {"cloister_segment_failures{}": "2"},
     "CloisterLeaseOld": {"cloister_lease_age_seconds{}": "0+60"},
     "CloisterAuditLag": {"cloister_audit_lag_seconds{}": "0+60"},
@@ -72,6 +74,7 @@ KEPT = {
     "CloisterBatchesAtRisk": {"model": "m", "namespace": NAMESPACE},
     "CloisterQueueStuck": {"accelerator": "a10g", "namespace": NAMESPACE},
     "CloisterJobsFail": {"model": "m", "namespace": NAMESPACE},
+    "CloisterEnginesRestart": {"model": "m", "namespace": NAMESPACE},
     "CloisterWorkspaceFull": {"pod": "api-1", "namespace": NAMESPACE},
 }
 AFTER_MINUTES = 120

@@ -40,7 +40,7 @@ from ray_job.contract.leases import (
     SyncResponse,
 )
 from service.backends import Backends
-from service.coordinator.app import MAX_BODY_BYTES, Server, create_app
+from service.coordinator.app import MAX_BODY_BYTES, MAX_ENGINE_RESTARTS, Server, create_app
 from service.db import Pool
 from service.local.ray_head import free_ports
 from tests.integration.coordinator_harness import STOPPED, TOKENS, Coordinated, FakeJob, committed
@@ -487,6 +487,20 @@ def test_requests_are_counted_without_ids_and_jobs_cannot_read_the_counts(served
     assert registry.get_sample_value(name, {"path": path, "status": "401"}) == 1
     assert job.id not in generate_latest(registry).decode()
     assert served.client.get("/metrics").status_code == 404
+
+
+def test_restarts_of_engines_are_counted_by_model_and_a_job_cannot_choose_the_counter(served: Served) -> None:
+    job = served.stack.start_job()
+
+    def restarts() -> float | None:
+        return served.metrics.get_sample_value("cloister_engine_restarts_total", {"model": "demo"})
+
+    served.post(SYNC_PATH, changed(sync_request(), engine_restarts=2), job.token)
+    assert restarts() == 2
+    served.post(END_PATH, changed(END, engine_restarts=2**62), job.token)
+    assert restarts() == 2 + MAX_ENGINE_RESTARTS
+    served.post(SYNC_PATH, changed(sync_request(), engine_restarts=2), "wrong")
+    assert restarts() == 2 + MAX_ENGINE_RESTARTS
 
 
 @pytest.mark.slow

@@ -194,6 +194,8 @@ def test_killed_actor_costs_no_row(make_job: MakeJob) -> None:
         output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, output
     assert "an engine worker ended" in output
+    assert job.coordinator.ended is not None
+    assert sum(each.engine_restarts for each in (*job.coordinator.syncs, job.coordinator.ended)) == 1
     assert [(row.line, row.status) for row in job.rows()] == [(n, 200) for n in range(1, 101)]
 
 
