@@ -50,9 +50,9 @@ def promql(expression: str, namespace: str) -> str:
     return Template(expression).substitute(stack=f'namespace="{namespace}"' if namespace else "").replace(",}", "}")
 
 
-def _failed_share(counter: str, status: str, *matchers: str) -> str:
+def _failed_share(counter: str, *matchers: str) -> str:
     matched = ",".join((*matchers, "$stack"))
-    failed = f'sum by (namespace) (rate({counter}{{{status}=~"5..",{matched}}}[5m]))'
+    failed = f'sum by (namespace) (rate({counter}{{status=~"5..",{matched}}}[5m]))'
     return f"{failed} / sum by (namespace) (rate({counter}{{{matched}}}[5m])) > 0.05"
 
 
@@ -66,7 +66,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="CloisterApiErrors",
-        expression=_failed_share("cloister_http_requests_total", "status", 'route!~"/healthz|/readyz|/metrics"'),
+        expression=_failed_share("cloister_http_requests_total", 'route!~"/healthz|/readyz|/metrics"'),
         minutes=5,
         severity="warning",
         summary="The API answers more than 5 % of requests with a server error.",
@@ -104,7 +104,7 @@ ALERTS: Final = (
     ),
     Alert(
         name="CloisterCoordinatorErrors",
-        expression=_failed_share("cloister_coordinator_requests_total", "status"),
+        expression=_failed_share("cloister_coordinator_requests_total"),
         minutes=5,
         severity="warning",
         summary="The coordinator answers more than 5 % of the jobs' requests with a server error.",

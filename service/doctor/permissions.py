@@ -53,6 +53,9 @@ ONCE_A_CLUSTER: Final = {
     "imagecatalogs.postgresql.cnpg.io": "`database.kind: cloudnative_pg`",
     "scheduledbackups.postgresql.cnpg.io": "`database.backup`",
     "objectstores.barmancloud.cnpg.io": "`database.backup`",
+    "podmonitors.monitoring.coreos.com": "`monitoring.prometheus: operator`",
+    "prometheusrules.monitoring.coreos.com": "`monitoring.prometheus: operator`",
+    "servicemonitors.monitoring.coreos.com": "`monitoring.prometheus: operator`",
 }
 """Resources that only some stacks create, with the key of the stack file that enables each."""
 

@@ -2,7 +2,7 @@
 
     python -m tests.cluster.build [--out build/cluster]
 
-Needs Go and a module proxy, but not root. A cold build takes about 15 minutes on two cores. A program is built again
+Needs Go and a module proxy, but not root. A cold build takes about 20 minutes on two cores. A program is built again
 only when its module has changed.
 """
 

@@ -102,7 +102,8 @@ def test_jobs_reach_the_coordinator_at_its_service() -> None:
     assert [url.port] == [port["port"] for port in spec["ports"]]
     template = pod(recording, "coordinator")
     assert spec["selector"].items() <= template["metadata"]["labels"].items()
-    (port,) = template["spec"]["containers"][0]["ports"]
+    port, metrics = template["spec"]["containers"][0]["ports"]
+    assert metrics["name"] == "metrics"  # which its Service does not have
     assert (port["name"], str(port["containerPort"])) == (
         spec["ports"][0]["targetPort"],
         environment(recording, "coordinator")["CLOISTER_COORDINATOR_PORT"],

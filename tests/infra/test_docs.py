@@ -80,6 +80,13 @@ def test_kuberay_of_the_how_to_is_valid() -> None:
     assert parse(changed(kuberay=kuberay)).file.kuberay.chart.skip_crds
 
 
+def test_monitoring_of_the_how_to_is_valid() -> None:
+    [written] = snippets("monitoring", "monitoring")
+    monitoring = parse(changed(monitoring=written)).file.monitoring
+    assert monitoring is not None
+    assert monitoring.dashboards
+
+
 def test_backup_and_recovery_of_the_how_to_are_valid() -> None:
     backup, recovery = snippets("back-up-and-restore", "database")
     for written in (backup, recovery):

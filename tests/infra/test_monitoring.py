@@ -11,7 +11,6 @@ from infra.monitoring.alerts import ALERTS
 from infra.rendering import monitoring_files
 from infra.rendering.recording import Recording
 from infra.stack_file.reading import ConfigError
-from infra.stack_file.sections import MonitoringSection
 from tests.infra.previewed_stacks import ROOT, changed, parse, preview, preview_values, stack_text
 
 PROMETHEUS = {"app.kubernetes.io/name": "prometheus"}
@@ -131,9 +130,3 @@ def test_each_alert_has_a_section_in_the_runbook() -> None:
     for alert in ALERTS:
         parts = re.findall(r"^\*\*(\w+)\.\*\*", sections[alert.name], re.MULTILINE)
         assert parts == ["Symptom", "Meaning", "Commands", "Remedy"], alert.name
-
-
-def test_section_of_the_how_to_is_valid() -> None:
-    text = (ROOT / "docs/how-to/monitoring.md").read_text()
-    keys = set(re.findall(r"`monitoring\.(\w+)`", text))
-    assert keys <= set(MonitoringSection.model_fields)
