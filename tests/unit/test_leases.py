@@ -106,6 +106,15 @@ def test_lease_without_files_is_readable_by_an_earlier_version_and_its_lease_by_
         Lease.from_json(named.to_json().replace(b'"files":[', b'"files":[3,'))
 
 
+def test_messages_without_restarts_are_readable_by_an_earlier_version() -> None:
+    sync = SyncRequest(wanted_tokens=1, wait_s=0, held=(), engines=1)
+    end = EndRequest(engine_s=1, busy_s=1)
+    for message in (sync, end):
+        assert "engine_restarts" not in json.loads(message.to_json())
+        restarted = dataclasses.replace(message, engine_restarts=2)
+        assert type(message).from_json(restarted.to_json()) == restarted
+
+
 @pytest.mark.parametrize(("value", "read"), [(3, 3.0), (0, 0.0), (2.5, 2.5), (2**61, 2.0**61)])
 def test_seconds_may_be_whole_numbers(value: float, read: float) -> None:
     message = EndRequest.from_json(json.dumps({"engine_s": value, "busy_s": 0}).encode())
