@@ -166,8 +166,10 @@ def test_request_is_logged_without_content(client: openai.OpenAI, base_url: str)
         client.files.content(file.id)
         httpx.get(f"{base_url}/sk-secret?key=sk-secret")
         httpx.get(f"{base_url}/metrics")
-        time.sleep(0.1)  # the log line is written after the answer
-    lines = [line for line in logs if line["event"] == "request"]
+        # A line is written after its answer.
+        until = time.monotonic() + 10
+        while len(lines := [line for line in logs if line["event"] == "request"]) < 4 and time.monotonic() < until:
+            time.sleep(0.02)
     upload, download, unknown, scrape = lines
     assert (upload["route"], upload["method"], upload["status"]) == ("/v1/files", "POST", 200)
     assert upload["key_id"].startswith("key_")
