@@ -91,13 +91,13 @@ class EndpointSession:
         deadlines: the deadlines of the lines that it answers.
     """
 
-    def __init__(self, base_url: str, request_timeout_s: float, deadlines: LineDeadlines) -> None:
+    def __init__(self, base_url: str, request_timeout_s: float, deadlines: LineDeadlines | None = None) -> None:
         import aiohttp
 
         key = api_key(os.environ)
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self._timeout_s = request_timeout_s
-        self._deadlines = deadlines
+        self._deadlines = deadlines or LineDeadlines()
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         self._session = aiohttp.ClientSession(
             headers=headers,

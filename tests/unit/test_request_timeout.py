@@ -172,7 +172,7 @@ def test_endpoint_that_accepts_no_connection_is_unavailable(monkeypatch: pytest.
     monkeypatch.setattr(http, "CONNECT_TIMEOUT_S", 0.05)
 
     async def run(port: int) -> None:
-        async with EndpointSession(f"http://127.0.0.1:{port}/v1", TIMEOUT_S, LineDeadlines()) as session:
+        async with EndpointSession(f"http://127.0.0.1:{port}/v1", TIMEOUT_S) as session:
             await session.post("", headers={}, data=json.dumps({"path": "/v1/echo", "body": "{}"}))
 
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as closing:
