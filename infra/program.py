@@ -15,7 +15,7 @@ import pulumi_kubernetes as kubernetes
 
 from infra.batch_service.deploy import deploy_batch_service
 from infra.capacity.pools import gpu_capacity, job_pools, placement
-from infra.data.database import DatabaseCa, DatabaseConnection
+from infra.data.database import DATABASE_CA, DatabaseConnection
 from infra.data.deploy import deploy_database, deploy_object_store
 from infra.data.object_store import ObjectStoreConnection
 from infra.hosts.cluster import Hosts
@@ -33,7 +33,7 @@ from infra.tenancy.namespaces import Namespaces
 from infra.tenancy.network import NetworkArgs, Networks, Pods
 from infra.tenancy.network_policies import Network
 from infra.tenancy.rbac import Rbac
-from infra.tenancy.trust import CaBundle
+from infra.tenancy.trust import CA_BUNDLE, CaBundle, CaBundleArgs
 
 
 def run() -> None:
@@ -104,9 +104,23 @@ def deploy(config: StackConfig) -> dict[str, Any]:
     ).secrets
     before_migrations: list[pulumi.Resource] = [*secrets, *postgres.depends_on, *store.depends_on]
     if postgres.ca_pem:
-        before_migrations += DatabaseCa("database-ca", names, postgres.ca_pem, opts=after(*foundation)).resources
+        database_ca = CaBundleArgs(
+            names=names,
+            pem=postgres.ca_pem,
+            config_map=DATABASE_CA,
+            component="database",
+            namespaces=(names.service_namespace,),
+        )
+        before_migrations += CaBundle("database-ca", database_ca, opts=after(*foundation)).resources
     if file.trust.ca_bundle:
-        before_migrations += CaBundle("ca-bundle", names, file.trust.ca_bundle, opts=after(*foundation)).resources
+        ca_bundle = CaBundleArgs(
+            names=names,
+            pem=file.trust.ca_bundle,
+            config_map=CA_BUNDLE,
+            component="trust",
+            namespaces=(names.service_namespace, names.jobs_namespace),
+        )
+        before_migrations += CaBundle("ca-bundle", ca_bundle, opts=after(*foundation)).resources
     limits = JobNetworks("job-networks", names, opts=after(*foundation)).resources
     before_migrations += Rbac("access", names, opts=after(*foundation, *limits)).resources
     Network("network", _network_args(config, kuberay_namespace, postgres, store), opts=after(*foundation))

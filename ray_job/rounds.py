@@ -273,6 +273,7 @@ def request_table(requests: Sequence[Request]) -> "pa.Table":
             "twins": pa.array([json.dumps(each.twins) for each in requests], pa.string()),
             "url": pa.array([each.url for each in requests], pa.string()),
             "body": pa.array([each.body for each in requests], pa.binary()),
+            "tokens": pa.array([each.tokens for each in requests], pa.float64()),
         }
     )
 
@@ -282,7 +283,7 @@ def refusal_table(requests: Sequence[Request]) -> "pa.Table":
     import pyarrow as pa
 
     answers = [refused(each.refusal) for each in requests]
-    table = request_table(requests).drop_columns(["url", "body"])
+    table = request_table(requests).drop_columns(["url", "body", "tokens"])
     table = table.append_column("status_code", pa.array([status for status, _ in answers], pa.int64()))
     return table.append_column("response_body", pa.array([body for _, body in answers], pa.binary()))
 

@@ -1,10 +1,11 @@
 """Rows before and after the engine: from a leased segment to requests, and from responses to rows of a part."""
 
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 
 from ray_job.contract.leases import CommittedRows, Lease, SegmentRef
 from ray_job.contract.lines import error_body, error_line, response_line
@@ -14,6 +15,12 @@ from ray_job.errors import InputError
 
 # Stands for a status where a request got no response. The body is then the ``error`` of the line.
 NO_RESPONSE: Final = 0
+
+GENERATING: Final = ("/completions", "/responses")
+"""Ends of the paths that generate text."""
+# vLLM's default for completions, which is OpenAI's. Source:
+# https://platform.openai.com/docs/api-reference/completions/create.
+COMPLETION_TOKENS: Final = 16
 
 RowKey = tuple[SegmentRef, int]
 """A row under one lease of its segment, and its number in the segment."""
@@ -51,7 +58,19 @@ class LeasedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A row as an engine needs it; ``body`` is JSON. With a ``refusal``, it fails without the engine."""
+    """A row as an engine needs it.
+
+    Attributes:
+        segment: its segment.
+        row: its number in the segment, from 0.
+        line: its line in the input file, from 1.
+        custom_id: the client's id of it.
+        url: the path of the API.
+        body: its body, as JSON.
+        tokens: the most tokens that it generates; infinite if it has no limit.
+        twins: lines that share its answer.
+        refusal: why it fails without the engine; empty if it does not.
+    """
 
     segment: SegmentRef
     row: int
@@ -59,6 +78,7 @@ class Request:
     custom_id: str
     url: str
     body: bytes
+    tokens: float = math.inf
     twins: tuple[Twin, ...] = ()
     refusal: str = ""
 
@@ -111,7 +131,7 @@ def leased_rows(lease: Lease, data: bytes) -> list[LeasedRow]:
     ]
 
 
-def parse_line(line: int, raw: bytes, cache_salt: str = "") -> tuple[str, str, bytes]:
+def parse_line(line: int, raw: bytes, cache_salt: str = "") -> tuple[str, str, bytes, float]:
     """Read a validated input line.
 
     Args:
@@ -120,7 +140,7 @@ def parse_line(line: int, raw: bytes, cache_salt: str = "") -> tuple[str, str, b
         cache_salt: prepended to the ``cache_salt`` of the body; empty for none.
 
     Returns:
-        Its ``custom_id``, its URL and its body.
+        Its ``custom_id``, its URL, its body and the most tokens that it generates.
 
     Raises:
         InputError: the line differs from what the service validated.
@@ -134,12 +154,31 @@ def parse_line(line: int, raw: bytes, cache_salt: str = "") -> tuple[str, str, b
         custom_id, url = parsed["custom_id"], parsed["url"]
         if not (isinstance(custom_id, str) and isinstance(url, str)):
             raise TypeError  # noqa: TRY301 - reported as all other defects are
-        return custom_id, url, json.dumps(body).encode()
+        return custom_id, url, json.dumps(body).encode(), most_tokens(url, body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         # Neither the error nor its message: they may quote the line.
         raise InputError(
             f"line {line} of the input is not a request ({type(error).__name__}); it has changed since it was validated"
         ) from None
+
+
+def most_tokens(url: str, body: Mapping[str, Any]) -> float:
+    """Return the most tokens that a request generates, of all its choices; infinite if it has no limit.
+
+    A request that generates no text, such as one for embeddings, counts as one token. A beam search has no limit here,
+    because a token takes it many steps.
+    """
+    if not url.endswith(GENERATING):
+        return 1
+    is_text = url.endswith("/completions") and not url.endswith("/chat/completions")
+    limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    prompts = body.get("prompt") if is_text else None
+    several = isinstance(prompts, list) and not all(isinstance(token, int) for token in prompts)
+    factors = [*(body.get(name) or 1 for name in ("n", "best_of")), len(prompts or ()) if several else 1]
+    tokens = max((limit for limit in limits if isinstance(limit, int)), default=COMPLETION_TOKENS if is_text else None)
+    if tokens is None or body.get("use_beam_search") or not all(isinstance(factor, int) for factor in factors):
+        return math.inf
+    return float(tokens * math.prod(factors))
 
 
 def parse_request(row: LeasedRow) -> Request:
@@ -148,7 +187,7 @@ def parse_request(row: LeasedRow) -> Request:
     Raises:
         InputError: see ``parse_line``.
     """
-    custom_id, url, body = parse_line(row.line, row.raw, row.cache_salt)
+    custom_id, url, body, tokens = parse_line(row.line, row.raw, row.cache_salt)
     return Request(
         segment=row.segment,
         row=row.row,
@@ -156,6 +195,7 @@ def parse_request(row: LeasedRow) -> Request:
         custom_id=custom_id,
         url=url,
         body=body,
+        tokens=tokens,
         twins=row.twins,
         refusal=row.refusal,
     )
@@ -195,16 +235,15 @@ def _committed(segment: SegmentRef, rows: Sequence[FinishedRow]) -> CommittedRow
     )
 
 
-def timed_out(timeout_s: float) -> tuple[int, bytes]:
+def timed_out(message: str) -> tuple[int, bytes]:
     """Return the status and the body of a request that the engine did not answer in time.
 
     The code is OpenAI's, for a line without a response.
     Source: https://platform.openai.com/docs/api-reference/batch/request-output.
+
+    Args:
+        message: see ``ray_job.engines.deadlines.LineTimeoutError``.
     """
-    message = (
-        f"The engine did not answer this request within {timeout_s:,g} s. Lower max_tokens, or have request_timeout_s "
-        "of the model raised, and send the line again."
-    )
     return NO_RESPONSE, json.dumps({"code": "request_timeout", "message": message}).encode()
 
 

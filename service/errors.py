@@ -87,6 +87,15 @@ class InvalidRequestError(ApiError):
     type = "invalid_request_error"
 
 
+def unknown_cursor(kind: str, object_id: str) -> InvalidRequestError:
+    """Return the error of a listing that starts after an object that the project does not have."""
+    return InvalidRequestError(
+        f"Invalid 'after': there is no {kind} {object_id!r}. Use the id of the last {kind} of the previous page.",
+        param="after",
+        code="invalid_value",
+    )
+
+
 class NotFoundError(InvalidRequestError):
     """The object does not exist in this project."""
 

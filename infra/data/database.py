@@ -6,7 +6,7 @@ in with. The migrations, which the owner runs, grant the service's role what it 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote, urlencode
 
@@ -84,32 +84,6 @@ class DatabaseConnection:
         if self.ca_secret:
             return secret_volume(DATABASE_CA, secret=self.ca_secret, items={"ca.crt": "ca.crt"})
         return {"name": DATABASE_CA, "configMap": {"name": DATABASE_CA, "defaultMode": 0o444}} if self.ca_pem else None
-
-
-class DatabaseCa(pulumi.ComponentResource):
-    """The CA certificate of the database, in a ConfigMap of the service's namespace: a certificate is not secret.
-
-    Args:
-        name: logical name of the component.
-        names: names of the stack.
-        pem: the certificate in PEM.
-        opts: options of the component.
-    """
-
-    resources: tuple[pulumi.Resource, ...]
-
-    def __init__(self, name: str, names: StackNames, pem: str, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("cloister:database_ca:DatabaseCa", name, None, opts)
-        namespace = names.service_namespace
-        self.resources = (
-            core.v1.ConfigMap(
-                f"{namespace}-{DATABASE_CA}",
-                metadata=meta.v1.ObjectMetaArgs(name=DATABASE_CA, namespace=namespace, labels=names.labels(COMPONENT)),
-                data={PurePosixPath(CA_FILE).name: pem},
-                opts=pulumi.ResourceOptions(parent=self),
-            ),
-        )
-        self.register_outputs({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Private certificate authorities of a stack, in a ConfigMap that the pods of service and jobs mount.
+"""Certificate authorities of a stack, in ConfigMaps that its pods mount.
 
 Certificates are public, so this is no Secret. Python's ``ssl`` module and PyArrow read the file in SSL_CERT_FILE, and
 besides it the directory of the system's authorities. boto3 reads the file in AWS_CA_BUNDLE only. Sources:
@@ -6,6 +6,8 @@ https://docs.openssl.org/3.0/man3/SSL_CTX_load_verify_locations/ and
 https://docs.aws.amazon.com/boto3/latest/guide/configuration.html.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -26,28 +28,49 @@ VOLUME_MOUNT: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaBundleArgs:
+    """Certificates, and where pods find them.
+
+    Attributes:
+        names: names of the stack.
+        pem: the certificates in PEM.
+        config_map: name of the ConfigMaps, which hold them as ``ca.crt``.
+        component: the component in their labels.
+        namespaces: namespaces of the pods that mount them.
+    """
+
+    names: StackNames
+    pem: str
+    config_map: str
+    component: str
+    namespaces: Sequence[str]
+
+
 class CaBundle(pulumi.ComponentResource):
-    """The ConfigMaps of the service's and of the jobs' namespace.
+    """Certificates of authorities, in a ConfigMap of each namespace that trusts them.
 
     Args:
         name: logical name of the component.
-        names: names of the stack.
-        pem: the certificates in PEM.
+        args: the certificates.
         opts: options of the component.
     """
 
     resources: tuple[pulumi.Resource, ...]
 
-    def __init__(self, name: str, names: StackNames, pem: str, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("cloister:trust:CaBundle", name, None, opts)
+    def __init__(self, name: str, args: CaBundleArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        # The database's certificates were a component of another type, whose ConfigMaps must not be created again.
+        earlier = pulumi.ResourceOptions(aliases=[pulumi.Alias(type_="cloister:database_ca:DatabaseCa")])
+        super().__init__("cloister:trust:CaBundle", name, None, pulumi.ResourceOptions.merge(opts, earlier))
+        labels = args.names.labels(args.component)
         self.resources = tuple(
             core.v1.ConfigMap(
-                f"{namespace}-{CA_BUNDLE}",
-                metadata=meta.v1.ObjectMetaArgs(name=CA_BUNDLE, namespace=namespace, labels=names.labels("trust")),
-                data={PurePosixPath(CA_BUNDLE_FILE).name: pem},
+                f"{namespace}-{args.config_map}",
+                metadata=meta.v1.ObjectMetaArgs(name=args.config_map, namespace=namespace, labels=labels),
+                data={"ca.crt": args.pem},
                 opts=pulumi.ResourceOptions(parent=self),
             )
-            for namespace in (names.service_namespace, names.jobs_namespace)
+            for namespace in args.namespaces
         )
         self.register_outputs({})
 

@@ -56,7 +56,7 @@ class ModelSpec:
             0 leaves it to the engine: see ``part_rows`` and ``call_rows``.
         max_concurrent_batches: engine calls in flight on one engine other than ``direct``, which keeps its engine's
             own window full; lines in flight on one engine are ``call_rows * max_concurrent_batches``.
-        request_timeout_s: how long an engine may take to answer a line, from when the line was sent to it.
+        request_timeout_s: how long an engine may take to answer a line at most, from when the line was sent to it.
         base_url: the endpoint of the http engine, ending in ``/v1``.
         engine_num_cpus: CPUs that one engine actor reserves in Ray.
         stage_num_cpus: CPUs that one reading, preparing or writing worker reserves in Ray.

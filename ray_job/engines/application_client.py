@@ -1,11 +1,13 @@
 """Requests to an ASGI application in this process, without a socket."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 
+from ray_job.engines.deadlines import LineDeadlines, LineSize, LineTimeoutError, generated_tokens
 from ray_job.rows import timed_out
 
 ASGIApplication = Callable[[Any, Any, Any], Awaitable[None]]
@@ -16,32 +18,41 @@ class ApplicationClient:
 
     Args:
         application: the application.
+        deadlines: the deadlines of the lines that it answers.
     """
 
-    def __init__(self, application: ASGIApplication) -> None:
+    def __init__(self, application: ASGIApplication, deadlines: LineDeadlines | None = None) -> None:
+        self._deadlines = deadlines or LineDeadlines()
         self._client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=disconnecting(application), raise_app_exceptions=False),
             base_url="http://engine",
             timeout=None,  # noqa: S113 - it is for connections; post has a timeout of its own
         )
 
-    async def post(self, path: str, body: str, timeout_s: float) -> tuple[int, str]:
+    async def post(self, path: str, body: str, timeout_s: float, *, tokens: float = math.inf) -> tuple[int, str]:
         """Return the status and the body of a response; see ``timed_out`` for a request without one.
 
         Args:
             path: the path of the request.
             body: its body, as JSON.
-            timeout_s: how long the application may take.
+            timeout_s: how long the application may take at most.
+            tokens: the most tokens that the request generates.
         """
+
+        async def ask() -> tuple[int, str]:
+            response = await self._client.post(
+                path, content=body.encode(), headers={"content-type": "application/json"}
+            )
+            return response.status_code, response.text
+
+        size = LineSize(tokens=tokens, prompt=len(body))
         try:
-            async with asyncio.timeout(timeout_s):
-                response = await self._client.post(
-                    path, content=body.encode(), headers={"content-type": "application/json"}
-                )
-        except TimeoutError:
-            status_code, error = timed_out(timeout_s)
-            return status_code, error.decode()
-        return response.status_code, response.text
+            return await self._deadlines.answer(
+                size, ask, lambda answer: generated_tokens(*answer), ceiling_s=timeout_s
+            )
+        except LineTimeoutError as error:
+            status_code, error_json = timed_out(str(error))
+            return status_code, error_json.decode()
 
 
 def disconnecting(application: ASGIApplication) -> ASGIApplication:

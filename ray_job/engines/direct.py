@@ -18,6 +18,7 @@ import aiohttp
 from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.leases import CommittedRows, SegmentRef
 from ray_job.contract.parts import encode_part
+from ray_job.engines.deadlines import LineDeadlines, LineSize, LineTimeoutError, generated_tokens
 from ray_job.engines.engine_args import engine_flags, server_args
 from ray_job.engines.engine_process import EngineProcess
 from ray_job.engines.part_buffer import PartBuffer
@@ -74,10 +75,12 @@ class DirectEngine:
 
     Args:
         model: the model.
+        deadlines: the deadlines of its lines.
     """
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, deadlines: LineDeadlines | None = None) -> None:
         self._model = model
+        self._deadlines = deadlines or LineDeadlines()
         self._numbers = itertools.count()
         self._parts: dict[int, tuple[str, list[FinishedRow]]] = {}
         self._announced: asyncio.Queue[ReadyPart | Exception] = asyncio.Queue()
@@ -178,12 +181,15 @@ class DirectEngine:
 
     async def ask(self, request: Request) -> Answer:
         """See ``row_window.Engine``. A request that takes too long is closed, which cancels it in the engine."""
-        timeout_s = self._model.request_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._process.post(request.url, request.body)
-        except TimeoutError:
-            return timed_out(timeout_s)
+            return await self._deadlines.answer(
+                LineSize(tokens=request.tokens, prompt=len(request.body)),
+                lambda: self._process.post(request.url, request.body),
+                lambda answer: generated_tokens(*answer),
+                ceiling_s=self._model.request_timeout_s,
+            )
+        except LineTimeoutError as error:
+            return timed_out(str(error))
 
     async def restart(self) -> None:
         """See ``row_window.Engine``."""

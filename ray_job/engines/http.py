@@ -8,6 +8,7 @@ all rows of a batch at once, each to its own path, and returns each status and b
 import asyncio
 import functools
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ray_job.contract.job_spec import ModelSpec
+from ray_job.engines.deadlines import LineDeadlines, LineSize, LineTimeoutError, generated_tokens
 from ray_job.engines.llm_stages import response_row, use_few_actors
 from ray_job.errors import EngineUnavailableError
 from ray_job.rows import timed_out
@@ -39,12 +41,13 @@ def http_engine(model: ModelSpec, requests: "Dataset") -> "Dataset":
     config = HttpRequestProcessorConfig(
         url=model.base_url,
         batch_size=model.call_rows,
-        session_factory=functools.partial(EndpointSession, model.base_url, model.request_timeout_s),
+        # The deadlines outlive the sessions of a stage: it opens one for each call.
+        session_factory=functools.partial(EndpointSession, model.base_url, model.request_timeout_s, LineDeadlines()),
     )
     stage = {"num_cpus": model.stage_num_cpus}
     processor = build_processor(
         config,
-        preprocess=lambda row: {"payload": {"path": row["url"], "body": row["body"].decode()}},
+        preprocess=lambda row: {"payload": {"path": row["url"], "body": row["body"].decode(), "tokens": row["tokens"]}},
         postprocess=lambda row: response_row(
             row, row["http_response"]["status_code"], row["http_response"]["response_body"]
         ),
@@ -85,19 +88,21 @@ class EndpointSession:
     Args:
         base_url: the URL of the endpoint, ending in ``/v1``.
         request_timeout_s: how long the endpoint may take for an answer.
+        deadlines: the deadlines of the lines that it answers.
     """
 
-    def __init__(self, base_url: str, request_timeout_s: float) -> None:
+    def __init__(self, base_url: str, request_timeout_s: float, deadlines: LineDeadlines | None = None) -> None:
         import aiohttp
 
         key = api_key(os.environ)
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         self._timeout_s = request_timeout_s
+        self._deadlines = deadlines or LineDeadlines()
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         self._session = aiohttp.ClientSession(
             headers=headers,
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=request_timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         )
 
     async def __aenter__(self) -> Self:
@@ -112,9 +117,11 @@ class EndpointSession:
         """Start a request at once. The stage awaits the answers later."""
         del url, headers
         payload = json.loads(data)
-        return asyncio.ensure_future(self._ask(f"{self._base_url}{payload['path']}", payload["body"].encode()))
+        body = payload["body"].encode()
+        size = LineSize(tokens=payload.get("tokens", math.inf), prompt=len(body))
+        return asyncio.ensure_future(self._ask(f"{self._base_url}{payload['path']}", body, size))
 
-    async def _ask(self, url: str, body: bytes) -> "EndpointAnswer":
+    async def _ask(self, url: str, body: bytes, size: LineSize) -> "EndpointAnswer":
         import aiohttp
 
         failure = ""
@@ -122,14 +129,16 @@ class EndpointSession:
             if attempt:
                 await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
             try:
-                # A redirect would send the prompt to another address.
-                async with self._session.post(url, data=body, allow_redirects=False) as response:
-                    answer = EndpointAnswer(response.status, (await response.read()).decode(errors="replace"))
+                answer = await self._deadlines.answer(
+                    size,
+                    lambda: self._post(url, body),
+                    lambda answer: generated_tokens(answer.status_code, answer.response_body),
+                    ceiling_s=self._timeout_s,
+                )
+            except LineTimeoutError as error:
+                status_code, error_json = timed_out(str(error))
+                return EndpointAnswer(status_code, error_json.decode())
             except (aiohttp.ClientError, OSError) as error:
-                # aiohttp's own error means that the endpoint could not be reached.
-                if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-                    status_code, error_json = timed_out(self._timeout_s)
-                    return EndpointAnswer(status_code, error_json.decode())
                 # Protocol errors quote what the endpoint sent.
                 failure = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__
                 continue
@@ -144,6 +153,11 @@ class EndpointSession:
             f"{url} did not answer {ATTEMPTS} times ({failure}); check the model's base_url and that the endpoint runs"
         )
 
+    async def _post(self, url: str, body: bytes) -> "EndpointAnswer":
+        # A redirect would send the prompt to another address.
+        async with self._session.post(url, data=body, allow_redirects=False) as response:
+            return EndpointAnswer(response.status, (await response.read()).decode(errors="replace"))
+
 
 class EndpointAnswer:
     """A response of the endpoint, with the interface that the HTTP stage uses of ``aiohttp.ClientResponse``."""
@@ -152,7 +166,7 @@ class EndpointAnswer:
 
     def __init__(self, status_code: int, response_body: str) -> None:
         self.status_code = status_code
-        self._response_body = response_body
+        self.response_body = response_body
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,4 +178,4 @@ class EndpointAnswer:
 
     async def json(self) -> dict[str, Any]:
         """Return the real status and body, the same two fields for every row."""
-        return {"status_code": self.status_code, "response_body": self._response_body}
+        return {"status_code": self.status_code, "response_body": self.response_body}

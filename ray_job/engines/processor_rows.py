@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ray_job.contract.lines import error_body, line_id
+from ray_job.engines.deadlines import LineTimeoutError
 from ray_job.engines.llm_stages import response_row
 from ray_job.rows import timed_out
 
@@ -47,10 +48,6 @@ the token itself for the others in the model's generation config."""
 
 class BodyError(ValueError):
     """A body that vLLM would refuse. The message is the reason."""
-
-
-class RowTimeoutError(Exception):
-    """A row that the engine did not answer in time. The message is the time in seconds."""
 
 
 def sampling_params(endpoint: str, body: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,8 +182,8 @@ def error_response(error: str) -> tuple[int, bytes]:
         error: ``ErrorName: message``.
     """
     name, _, message = error.partition(": ")
-    if name == RowTimeoutError.__name__:
-        return timed_out(float(message))
+    if name == LineTimeoutError.__name__:
+        return timed_out(message)
     if name in _REQUEST_ERRORS:
         return 400, error_body(message, type="BadRequestError", param=None, code=400)
     return 500, error_body(error, type="InternalServerError", param=None, code=500)

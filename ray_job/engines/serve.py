@@ -36,7 +36,12 @@ def serve_engine(model: ModelSpec, requests: "Dataset") -> "Dataset":
         config,
         preprocess=lambda row: {
             "method": "answer",
-            "request_kwargs": {"path": row["url"], "body": row["body"].decode(), "timeout_s": timeout_s},
+            "request_kwargs": {
+                "path": row["url"],
+                "body": row["body"].decode(),
+                "timeout_s": timeout_s,
+                "tokens": row["tokens"],
+            },
         },
         postprocess=lambda row: response_row(row, row["status_code"], row["response_body"]),
         preprocess_map_kwargs=stage,

@@ -21,6 +21,7 @@ class EngineDeployment(LLMServer):  # type: ignore[misc]
         self._client = ApplicationClient(await self.engine.build_asgi_app())
 
     async def answer(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield one ``{status_code, response_body}`` for ``{path, body, timeout_s}``."""
-        status_code, body = await self._client.post(request["path"], request["body"], request["timeout_s"])
+        """Yield one ``{status_code, response_body}`` for ``{path, body, timeout_s, tokens}``."""
+        timeout_s, tokens = request["timeout_s"], request["tokens"]
+        status_code, body = await self._client.post(request["path"], request["body"], timeout_s, tokens=tokens)
         yield {"status_code": status_code, "response_body": body}

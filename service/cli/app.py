@@ -9,14 +9,17 @@ from typing import Annotated
 import stamina.instrumentation
 import typer
 
-from service.cli import admin, audit
+from service.cli import audit
 from service.cli.batches import cancel, pause, resume, status, watch
 from service.cli.doctor import doctor
+from service.cli.keys import keys
 from service.cli.options import DEFAULT_DATA_DIR, DataDir
+from service.cli.projects import projects
 from service.cli.receipts import receipts, verify_receipt
 from service.cli.results import results
 from service.cli.submit import submit, validate
 from service.cli.top import top
+from service.cli.webhooks import secrets, webhooks
 from service.client.exit_codes import EPILOG, CommandError, ExitCode
 from service.errors import CloisterError
 
@@ -67,10 +70,10 @@ def local(
     run_local(port=port, data_dir=data_dir, options=options, report=lambda line: print(line, flush=True))
 
 
-app.add_typer(admin.keys, name="keys")
-app.add_typer(admin.projects, name="projects")
-app.add_typer(admin.webhooks, name="webhooks")
-app.add_typer(admin.secrets, name="secrets")
+app.add_typer(keys, name="keys")
+app.add_typer(projects, name="projects")
+app.add_typer(webhooks, name="webhooks")
+app.add_typer(secrets, name="secrets")
 app.add_typer(audit.audit, name="audit")
 app.add_typer(receipts, name="receipts")
 app.command()(verify_receipt)

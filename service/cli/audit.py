@@ -10,7 +10,7 @@ import typer
 from service.audit.chain import Head, canonical
 from service.audit.chain import verify as verify_chain
 from service.audit.export import export_lines, export_to_file, export_to_syslog
-from service.cli.admin import stack_database
+from service.cli.database import stack_database
 from service.cli.options import DEFAULT_DATA_DIR, DataDir, parse_duration
 from service.db import query
 from service.errors import CloisterError

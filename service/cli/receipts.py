@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.admin import stack_database
+from service.cli.database import stack_database
 from service.cli.options import DEFAULT_DATA_DIR, DataDir
 from service.db import query
 from service.db.rows import fetch_value

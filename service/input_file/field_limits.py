@@ -3,7 +3,7 @@
 A value of the wrong type is left to the engine, whose answer is data. All that OpenAI's own API has is accepted.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -39,14 +39,14 @@ MAX_TOOLS: Final = 128
 """OpenAI's limit."""
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "chat_template": "It is a program that the engine would run. Set chat_template in the engine_args of the model.",
-    "ec_transfer_params": "It names hosts that the engine would connect to. Remove it.",
-    "kv_transfer_params": "It names hosts that the engine would connect to. Remove it.",
-    "media_io_kwargs": "It raises the memory that media take. Set it in the engine_args of the model.",
-    "mm_processor_kwargs": "It raises the memory that media take. Set it in the engine_args of the model.",
-    "priority": "It would put the line before those of others. Set x_cloister.priority of the batch.",
-    "prompt_embeds": "The engine would have to deserialize tensors. Send text or token ids.",
-    "request_id": "The service names requests itself. Use custom_id.",
+    "chat_template": "It is a program that the engine would run. Set chat_template in the engine_args of the model",
+    "ec_transfer_params": "It names hosts that the engine would connect to. Remove it",
+    "kv_transfer_params": "It names hosts that the engine would connect to. Remove it",
+    "media_io_kwargs": "It raises the memory that media take. Set it in the engine_args of the model",
+    "mm_processor_kwargs": "It raises the memory that media take. Set it in the engine_args of the model",
+    "priority": "It would put the line before those of others. Set x_cloister.priority of the batch",
+    "prompt_embeds": "The engine would have to deserialize tensors. Send text or token ids",
+    "request_id": "The service names requests itself. Use custom_id",
 }
 # Refused fields that are accepted with a value without effect, besides null.
 _NEUTRAL: Final[Mapping[str, Any]] = {
@@ -119,27 +119,36 @@ def field_errors(body: Mapping[str, Any], line: int) -> Iterator[InputError]:
         line: the number of its line.
     """
     for name, value in body.items():
-        if value is None or name in PLAIN_FIELDS:
+        check = _CHECKS.get(name)
+        if check is None or value is None:
             continue
-        if name in _REFUSED:
-            if name not in _NEUTRAL or value != _NEUTRAL[name]:
-                message = f"'{name}' is not supported. {_REFUSED[name]}"
-                yield InputError(code="unsupported_parameter", message=message, param=f"body.{name}", line=line)
-        elif check := _CHECKS.get(name):
-            for place, code, problem in check(value):
-                message = f"'{name}{place}' {problem}."
-                yield InputError(code=code, message=message, param=f"body.{name}{place}", line=line)
+        for place, code, problem in check(value):
+            message = f"'{name}{place}' {problem}."
+            yield InputError(code=code, message=message, param=f"body.{name}{place}", line=line)
 
 
-# Place within the field, code, and what is wrong with the remedy.
-_Found = Iterator[tuple[str, str, str]]
+# Place within the field, code, and what is wrong with the remedy. No generators: nearly every value has no error, and
+# starting a generator costs more than its check.
+_Found = Sequence[tuple[str, str, str]]
 _Check = Callable[[Any], _Found]
+
+
+def _refused(remedy: str, neutral: Any) -> _Check:
+    """Return a check that refuses every value but ``neutral``."""
+
+    def check(value: Any) -> _Found:
+        if neutral is not None and value == neutral:
+            return ()
+        return [("", "unsupported_parameter", f"is not supported. {remedy}")]
+
+    return check
 
 
 def _at_most(limit: int) -> _Check:
     def check(value: Any) -> _Found:
         if type(value) in (int, float) and value > limit:
-            yield "", "integer_above_max_value", f"is more than {limit:,}. Lower it"
+            return [("", "integer_above_max_value", f"is more than {limit:,}. Lower it")]
+        return ()
 
     return check
 
@@ -148,34 +157,41 @@ def _no_longer_than(characters: int, item_count: int = 0) -> _Check:
     """Return a check of a string, or of a list of strings or numbers."""
 
     def check(value: Any) -> _Found:
-        items = {"": value}
-        if isinstance(value, list):
-            if len(value) > item_count:
-                yield "", "array_above_max_length", f"has {len(value):,} items; at most {item_count:,} are allowed"
-                return
-            items = {f"[{index}]": item for index, item in enumerate(value)}
-        for place, item in items.items():
-            if isinstance(item, str) and len(item) > characters:
-                problem = f"has {len(item):,} characters; at most {characters:,} are allowed. Shorten it"
-                yield place, "string_above_max_length", problem
+        if type(value) is str and len(value) <= characters:
+            return ()
+        is_list = isinstance(value, list)
+        if is_list and len(value) > item_count:
+            problem = f"has {len(value):,} items; at most {item_count:,} are allowed"
+            return [("", "array_above_max_length", problem)]
+        return [
+            (
+                f"[{index}]" if is_list else "",
+                "string_above_max_length",
+                f"has {len(item):,} characters; at most {characters:,} are allowed. Shorten it",
+            )
+            for index, item in enumerate(value if is_list else (value,))
+            if isinstance(item, str) and len(item) > characters
+        ]
 
     return check
 
 
 def _logit_bias(value: Any) -> _Found:
     if isinstance(value, dict) and len(value) > MAX_LOGIT_BIAS:
-        yield "", "object_above_max_properties", f"has {len(value):,} entries; at most {MAX_LOGIT_BIAS:,} are allowed"
+        problem = f"has {len(value):,} entries; at most {MAX_LOGIT_BIAS:,} are allowed"
+        return [("", "object_above_max_properties", problem)]
+    return ()
 
 
 def _structure(value: Any, max_bytes: int = MAX_STRUCTURE_BYTES) -> _Found:
     """Check the size of a value, its nesting, and its regular expressions."""
     written = orjson.dumps(value)
     if len(written) > max_bytes:
-        yield "", "object_too_large", f"has {len(written):,} bytes; at most {max_bytes:,} are allowed. Shorten it"
-        return
+        problem = f"has {len(written):,} bytes; at most {max_bytes:,} are allowed. Shorten it"
+        return [("", "object_too_large", problem)]
     # Most values are too small for the other limits, brackets in texts included.
     if len(written) <= MAX_REGEX_CHARACTERS and written.count(b"[") + written.count(b"{") <= MAX_NESTING:
-        return
+        return ()
     waiting, deepest, longest = [value], nesting(written), 0
     while waiting:
         item = waiting.pop()
@@ -189,40 +205,50 @@ def _structure(value: Any, max_bytes: int = MAX_STRUCTURE_BYTES) -> _Found:
         elif isinstance(item, str) and item.lstrip()[:1] in ("{", "["):
             deepest = max(deepest, nesting(item.encode()))  # a schema may be given as text
     if deepest > MAX_NESTING:
-        yield "", "object_too_deep", f"nests {deepest:,} levels deep; at most {MAX_NESTING} are allowed. Flatten it"
-    elif longest > MAX_REGEX_CHARACTERS:
+        problem = f"nests {deepest:,} levels deep; at most {MAX_NESTING} are allowed. Flatten it"
+        return [("", "object_too_deep", problem)]
+    if longest > MAX_REGEX_CHARACTERS:
         limit = f"at most {MAX_REGEX_CHARACTERS:,} are allowed. Shorten it"
-        yield "", "string_above_max_length", f"has a regular expression of {longest:,} characters; {limit}"
+        return [("", "string_above_max_length", f"has a regular expression of {longest:,} characters; {limit}")]
+    return ()
 
 
 def _tools(value: Any) -> _Found:
     if not isinstance(value, list):
-        return
+        return ()
     if len(value) > MAX_TOOLS:
-        yield "", "array_above_max_length", f"has {len(value):,} items; at most {MAX_TOOLS} are allowed. Send fewer"
-        return
-    for index, tool in enumerate(value):
-        yield from ((f"[{index}]", code, problem) for _, code, problem in _structure(tool))
+        problem = f"has {len(value):,} items; at most {MAX_TOOLS} are allowed. Send fewer"
+        return [("", "array_above_max_length", problem)]
+    return [(f"[{index}]", code, problem) for index, tool in enumerate(value) for _, code, problem in _structure(tool)]
 
 
 def _template_arguments(value: Any) -> _Found:
     if not isinstance(value, dict):
-        return
-    for name in sorted(_RENDERING_PARAMETERS & value.keys()):
-        yield f".{name}", "unsupported_parameter", "is no variable of a chat template. Remove it"
-    yield from _structure(value, MAX_ARGUMENTS_BYTES)
+        return ()
+    return [
+        *(
+            (f".{name}", "unsupported_parameter", "is no variable of a chat template. Remove it")
+            for name in sorted(_RENDERING_PARAMETERS & value.keys())
+        ),
+        *_structure(value, MAX_ARGUMENTS_BYTES),
+    ]
 
 
 def _extension_arguments(value: Any) -> _Found:
     """Check arguments for extensions of the engine, which a model must acknowledge. vLLM itself ignores them."""
     if not isinstance(value, dict):
-        return
-    for name in sorted({"kv_transfer_params", "ec_transfer_params"} & value.keys()):
-        yield f".{name}", "unsupported_parameter", "is not supported. Remove it"
-    yield from _structure(value, MAX_ARGUMENTS_BYTES)
+        return ()
+    return [
+        *(
+            (f".{name}", "unsupported_parameter", "is not supported. Remove it")
+            for name in sorted({"kv_transfer_params", "ec_transfer_params"} & value.keys())
+        ),
+        *_structure(value, MAX_ARGUMENTS_BYTES),
+    ]
 
 
 _CHECKS: Final[Mapping[str, _Check]] = {
+    **{name: _refused(remedy, _NEUTRAL.get(name)) for name, remedy in _REFUSED.items()},
     "n": _at_most(MAX_CHOICES),
     "best_of": _at_most(MAX_CHOICES),
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), _at_most(MAX_LOGPROBS)),

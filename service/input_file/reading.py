@@ -15,7 +15,7 @@ from ray_job.contract.media import file_images
 from service.input_file.errors import ErrorList, InputError
 from service.input_file.field_limits import PLAIN_FIELDS, field_errors
 from service.input_file.json_lines import MAX_DEPTH, MIN_DEEP_BYTES, is_flat, is_too_deep, json_error
-from service.input_file.media import file_errors, has_file_id_form, has_only_text, media_errors
+from service.input_file.media import file_errors, has_file_id_form, has_only_own_media, media_errors
 from service.input_file.requests import (
     INPUT_FIELDS,
     MAX_KEPT_CHARACTERS,
@@ -205,14 +205,17 @@ class _Reader:
                     and custom_id not in custom_ids
                     and "\0" not in custom_id
                     and (size := len(content)) <= longest
-                    and (size < MIN_DEEP_BYTES or is_flat(request) or not is_too_deep(content))
+                    # A flat body has neither depth nor media.
+                    and (
+                        (is_flat(request) if size >= MIN_DEEP_BYTES else has_only_own_media(body))
+                        or not (is_too_deep(content) or _names_media(body, number))
+                    )
                     and not (engine == "processor" and any(unsupported_fields(engine, endpoint, body)))
                     and (PLAIN_FIELDS.issuperset(body) or not any(field_errors(body, number)))
-                    and (has_only_text(body) or not (any(file_images(body)) or any(media_errors(body, number))))
                     and good < room
                     # Otherwise the full check counts its tokens.
                     and size <= longest_uncounted
-                    and number * SPREAD & RANGE_MASK >= threshold
+                    and (not threshold or number * SPREAD & RANGE_MASK >= threshold)
                     and (body.get("max_completion_tokens") or body.get("max_tokens") or 0) <= most_tokens
                 ):
                     custom_ids.add(custom_id)
@@ -297,3 +300,8 @@ class _Reader:
                 f"{MAX_EMBEDDING_INPUTS:,}. Split the file into several batches."
             )
             yield InputError(message=message, param="body.input")
+
+
+def _names_media(body: Mapping[str, Any], number: int) -> bool:
+    """Return whether a body names media that it does not hold, with or without an error."""
+    return not has_only_own_media(body) and (any(file_images(body)) or any(media_errors(body, number)))

@@ -21,7 +21,6 @@ from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import Final
 
-import psycopg
 import structlog
 
 from ray_job.contract.object_keys import STACKS_PREFIX, stack_key
@@ -29,10 +28,10 @@ from service.audit.chain import Head, is_in_chain, newest_head
 from service.audit.log import RETENTION
 from service.db import query
 from service.errors import ObjectNotFoundError, ObjectStoreError
-from service.logging import error_text
 from service.ports import ListedObject, ObjectStore
 from service.receipts import write_receipt
 from service.reconciler.backends import Backends
+from service.reconciler.repeating import repeat
 
 logger = structlog.get_logger(__name__)
 
@@ -59,13 +58,7 @@ _PAGES_PER_PASS: Final = 50
 
 def keep_searching(backends: Backends, over: Event) -> None:
     """Search for orphans until ``over`` is set: a pass each minute, and after a whole search a pause of six hours."""
-    while not over.is_set():
-        try:
-            search(backends, over)
-        except Exception as error:  # noqa: BLE001 - the shell of a thread: the next pass continues
-            is_transient = isinstance(error, psycopg.OperationalError | ObjectStoreError)
-            (logger.warning if is_transient else logger.exception)("orphans.search_failed", error=error_text(error))
-        over.wait(_PASS_INTERVAL_S)
+    repeat(lambda: search(backends, over), over, interval_s=_PASS_INTERVAL_S, failure="orphans.search_failed")
 
 
 def search(backends: Backends, over: Event, *, pages: int = _PAGES_PER_PASS) -> None:

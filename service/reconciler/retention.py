@@ -11,17 +11,16 @@ harmless. Projects that are erased are kept no longer at all: see ``service.reco
 from threading import Event
 from typing import Final
 
-import psycopg
 import structlog
 
 from ray_job.contract.object_keys import batch_prefix, file_key
 from service.audit.log import OPERATOR, RETENTION
 from service.db import query
 from service.errors import ObjectStoreError
-from service.logging import error_text
 from service.receipts import remove_file, write_receipt
 from service.reconciler.backends import Backends
 from service.reconciler.erasure import REASON, finish_erasures, stop_work
+from service.reconciler.repeating import repeat
 
 logger = structlog.get_logger(__name__)
 
@@ -32,13 +31,7 @@ _CHUNK: Final = 100
 
 def keep_sweeping(backends: Backends, over: Event) -> None:
     """Sweep every minute until ``over`` is set."""
-    while not over.is_set():
-        try:
-            sweep(backends, over)
-        except Exception as error:  # noqa: BLE001 - the shell of a thread: the next sweep retries
-            is_transient = isinstance(error, psycopg.OperationalError)
-            (logger.warning if is_transient else logger.exception)("retention.sweep_failed", error=error_text(error))
-        over.wait(SWEEP_INTERVAL_S)
+    repeat(lambda: sweep(backends, over), over, interval_s=SWEEP_INTERVAL_S, failure="retention.sweep_failed")
 
 
 def sweep(backends: Backends, over: Event) -> None:

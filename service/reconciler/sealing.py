@@ -5,15 +5,10 @@ import time
 from threading import Event
 from typing import Final
 
-import psycopg
-import structlog
-
 from service.audit.chain import seal_entries
 from service.db import Pool, query
-from service.logging import error_text
 from service.reconciler.backends import Backends
-
-logger = structlog.get_logger(__name__)
+from service.reconciler.repeating import repeat
 
 _INTERVAL_S: Final = 5.0
 # How often the whole log is searched for entries that committed very late.
@@ -25,19 +20,18 @@ MAX_ENTRIES: Final = 1_000
 def keep_sealing(backends: Backends, over: Event) -> None:
     """Seal new entries every few seconds until ``over`` is set."""
     searched_at = -math.inf
-    while not over.is_set():
-        try:
-            record_refused_logins(backends.pool)
-            while seal_entries(backends.pool) and not over.is_set():
+
+    def seal() -> None:
+        nonlocal searched_at
+        record_refused_logins(backends.pool)
+        while seal_entries(backends.pool) and not over.is_set():
+            pass
+        if time.monotonic() - searched_at >= _SEARCH_INTERVAL_S and not over.is_set():
+            while seal_entries(backends.pool, whole_log=True) and not over.is_set():
                 pass
-            if time.monotonic() - searched_at >= _SEARCH_INTERVAL_S and not over.is_set():
-                while seal_entries(backends.pool, whole_log=True) and not over.is_set():
-                    pass
-                searched_at = time.monotonic()
-        except Exception as error:  # noqa: BLE001 - the shell of a thread: the next round retries
-            log = logger.warning if isinstance(error, psycopg.OperationalError) else logger.exception
-            log("audit.not_sealed", error=error_text(error))
-        over.wait(_INTERVAL_S)
+            searched_at = time.monotonic()
+
+    repeat(seal, over, interval_s=_INTERVAL_S, failure="audit.not_sealed")
 
 
 def record_refused_logins(pool: Pool) -> None:

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+from ray_job.demo_model import make_demo_model
 from service.local.client_env import Client, read_client_env
 from service.local.layout import Layout, layout_of
 from service.local.processes import end_everything
@@ -33,6 +36,9 @@ MODELS: list[dict[str, Any]] = [
         "engine_args": {**ENGINE_ARGS, "runner": "pooling", "convert": "embed"},
     },
 ]
+
+
+Stack = TypeVar("Stack", bound="LocalStack")
 
 
 class LocalStack:
@@ -80,3 +86,15 @@ class LocalStack:
         client = read_client_env(self.layout.client_env)
         assert client is not None
         return client
+
+
+@contextmanager
+def started(kind: type[Stack], directory: Path) -> Iterator[Stack]:
+    """Run a stack of a kind with the demo model, and stop it."""
+    make_demo_model(MODEL)
+    stack = kind(directory, MODEL)
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.stop()

@@ -38,7 +38,6 @@ from ray_job.contract.leases import (
 )
 from ray_job.contract.parts import Usage
 from ray_job.contract.plans import bitmap
-from ray_job.demo_model import make_demo_model
 from service.coordinator.leasing import URL_EXPIRES_S
 from service.local.ray_head import free_ports
 from tests.acceptance.fault_stack import RECONCILERS, STORE, FaultStack, wrong_clock
@@ -52,7 +51,7 @@ from tests.acceptance.interruptions import (
     stop_for,
     wait,
 )
-from tests.acceptance.local_stack import MODEL
+from tests.acceptance.local_stack import started
 from tests.s3_server import signing_time
 
 pytestmark = pytest.mark.ray
@@ -64,13 +63,8 @@ AWAY_S = 60
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultStack]:
-    make_demo_model(MODEL)
-    stack = FaultStack(Path(tmp_path_factory.mktemp("stack")), MODEL)
-    try:
-        stack.start()
+    with started(FaultStack, tmp_path_factory.mktemp("stack")) as stack:
         yield stack
-    finally:
-        stack.stop()
 
 
 def sql(stack: FaultStack, statement: LiteralString) -> list[tuple[Any, ...]]:

@@ -40,7 +40,9 @@ def running_ray() -> Iterator[dict[str, str]]:
         )
         with subprocess.Popen(
             [sys.executable, "-c", program],
-            env=job_environment(Path(directory)) | RAY_ENVIRONMENT | access,
+            # Workers run here too, and a test may allow them core files.
+            cwd=directory,
+            env=job_environment(Path(directory)) | RAY_ENVIRONMENT | access | {"PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

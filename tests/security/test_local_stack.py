@@ -19,7 +19,7 @@ import pytest
 
 from ray_job.demo_model import make_demo_model
 from tests.acceptance.interruptions import processes
-from tests.acceptance.local_stack import MODEL, LocalStack
+from tests.acceptance.local_stack import MODEL, REPOSITORY, LocalStack
 
 pytestmark = pytest.mark.ray
 
@@ -37,6 +37,8 @@ def stack() -> Iterator[LocalStack]:
     core_limits = resource.getrlimit(resource.RLIMIT_CORE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(private))
+        patch.setenv("PYTHONPATH", str(REPOSITORY))
+        patch.chdir(private)  # where its processes would write core files
         make_demo_model(MODEL)
         stack = LocalStack(place, MODEL)
         assert stack.layout.runtime_dir.parent == private

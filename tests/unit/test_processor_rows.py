@@ -106,4 +106,4 @@ def test_failed_row_is_a_client_error_or_a_server_error(error: str, status: int,
 
 
 def test_row_that_took_too_long_has_no_response() -> None:
-    assert error_response("RowTimeoutError: 60.5") == timed_out(60.5)
+    assert error_response("LineTimeoutError: it took: 60 s") == timed_out("it took: 60 s")

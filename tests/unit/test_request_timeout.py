@@ -14,6 +14,7 @@ from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.leases import SegmentRef
 from ray_job.engines import http
 from ray_job.engines.application_client import ApplicationClient
+from ray_job.engines.deadlines import LineDeadlines, ceiling_message
 from ray_job.engines.direct import DirectEngine
 from ray_job.engines.engine_process import EngineProcess
 from ray_job.engines.http import EndpointSession
@@ -23,12 +24,13 @@ from ray_job.rows import NO_RESPONSE, Request, part_row, timed_out
 
 SERVER = str(Path(__file__).with_name("echo_engine_server.py"))
 TIMEOUT_S = 0.5
+HOUR_S = 3_600.0
 LINES = range(1, 21)
 UNANSWERED = 7
 
 
 def test_unanswered_request_becomes_an_error_line_without_a_response() -> None:
-    row = part_row("batch_1", 1, "a", *timed_out(3_600))
+    row = part_row("batch_1", 1, "a", *timed_out(ceiling_message(3_600)))
     assert row.outcome == "failed"
     parsed = json.loads(row.data)
     assert (parsed["custom_id"], parsed["response"]) == ("a", None)
@@ -39,8 +41,18 @@ def test_unanswered_request_becomes_an_error_line_without_a_response() -> None:
     }
 
 
-def test_direct_engine_gives_up_only_the_request_that_is_never_answered() -> None:
-    model = ModelSpec(id="m", source="m", request_timeout_s=TIMEOUT_S)
+def quick_deadlines() -> LineDeadlines:
+    return LineDeadlines(floor_s=TIMEOUT_S, check_interval_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ceiling_s", "deadlines", "error"),
+    [(TIMEOUT_S, LineDeadlines(), "within 0.5 s"), (HOUR_S, quick_deadlines(), "twice")],
+)
+def test_direct_engine_gives_up_only_the_request_that_is_never_answered(
+    ceiling_s: float, deadlines: LineDeadlines, error: str
+) -> None:
+    model = ModelSpec(id="m", source="m", request_timeout_s=ceiling_s)
     segment = SegmentRef(batch_id="batch_1", segment=0, epoch=1)
     answers: dict[int, Answer] = {}
 
@@ -48,7 +60,7 @@ def test_direct_engine_gives_up_only_the_request_that_is_never_answered() -> Non
         answers[request.line] = answer
 
     async def run() -> None:
-        engine = DirectEngine(model)
+        engine = DirectEngine(model, deadlines)
         process = engine._process = EngineProcess([], program=[SERVER])
         try:
             await process.wait_ready()
@@ -63,6 +75,7 @@ def test_direct_engine_gives_up_only_the_request_that_is_never_answered() -> Non
                         custom_id=f"r{n}",
                         url="/sleep" if n == UNANSWERED else "/echo",
                         body=b"{}",
+                        tokens=1,
                     )
                     for n in LINES
                 ]
@@ -79,11 +92,15 @@ def test_direct_engine_gives_up_only_the_request_that_is_never_answered() -> Non
             await process.stop()
 
     asyncio.run(run())
-    expected = dict.fromkeys(LINES, (200, b"{}")) | {UNANSWERED: timed_out(TIMEOUT_S)}
-    assert answers == expected
+    status_code, body = answers.pop(UNANSWERED)
+    assert (status_code, json.loads(body)["code"], error in json.loads(body)["message"]) == (0, "request_timeout", True)
+    assert answers == dict.fromkeys(set(LINES) - {UNANSWERED}, (200, b"{}"))
 
 
-def test_http_engine_gives_up_only_the_request_that_is_never_answered(free_tcp_port: int) -> None:
+@pytest.mark.parametrize(("ceiling_s", "deadlines"), [(TIMEOUT_S, LineDeadlines()), (HOUR_S, quick_deadlines())])
+def test_http_engine_gives_up_only_the_request_that_is_never_answered(
+    free_tcp_port: int, ceiling_s: float, deadlines: LineDeadlines
+) -> None:
     over = asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:
@@ -98,23 +115,29 @@ def test_http_engine_gives_up_only_the_request_that_is_never_answered(free_tcp_p
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", free_tcp_port).start()
         try:
-            async with EndpointSession(f"http://127.0.0.1:{free_tcp_port}/v1", TIMEOUT_S) as session:
+            async with EndpointSession(f"http://127.0.0.1:{free_tcp_port}/v1", ceiling_s, deadlines) as session:
                 posts = [
-                    session.post("", headers={}, data=json.dumps({"path": path, "body": "{}"}))
-                    for path in ("/v1/echo", "/v1/sleep")
+                    session.post("", headers={}, data=json.dumps({"path": path, "body": "{}", "tokens": 1}))
+                    for path in ("/v1/sleep", *["/v1/echo"] * len(LINES))
                 ]
                 return [await (await post).json() for post in posts]
         finally:
             over.set()
             await runner.cleanup()
 
-    answered, unanswered = asyncio.run(run())
-    assert answered["status_code"] == 200
+    unanswered, *answered = asyncio.run(run())
+    assert [each["status_code"] for each in answered] == [200] * len(LINES)
     assert unanswered["status_code"] == NO_RESPONSE
     assert json.loads(str(unanswered["response_body"]))["code"] == "request_timeout"
 
 
-def test_application_gives_up_only_the_request_that_is_never_answered() -> None:
+@pytest.mark.parametrize(
+    ("ceiling_s", "deadlines", "error"),
+    [(TIMEOUT_S, LineDeadlines(), "within 0.5 s"), (HOUR_S, quick_deadlines(), "twice")],
+)
+def test_application_gives_up_only_the_request_that_is_never_answered(
+    ceiling_s: float, deadlines: LineDeadlines, error: str
+) -> None:
     disconnected = asyncio.Event()
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
@@ -128,18 +151,20 @@ def test_application_gives_up_only_the_request_that_is_never_answered() -> None:
             await asyncio.wait({listening})
             assert listening.result() == {"type": "http.disconnect"}
             disconnected.set()
-        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
     async def run() -> list[Any]:
-        client = ApplicationClient(answer)
-        answers = await asyncio.gather(*(client.post(path, '{"a": 1}', TIMEOUT_S) for path in ("/echo", "/sleep")))
+        client = ApplicationClient(answer, deadlines)
+        paths = ("/sleep", *["/echo"] * len(LINES))
+        answers = await asyncio.gather(*(client.post(path, '{"a": 1}', ceiling_s, tokens=1) for path in paths))
         async with asyncio.timeout(10):
             await disconnected.wait()
         return answers
 
-    status_code, error = timed_out(TIMEOUT_S)
-    assert asyncio.run(run()) == [(201, '{"a": 1}'), (status_code, error.decode())]
+    (status_code, body), *answered = asyncio.run(run())
+    assert (status_code, error in json.loads(body)["message"]) == (NO_RESPONSE, True)
+    assert answered == [(200, '{"a": 1}')] * len(LINES)
 
 
 def test_endpoint_that_accepts_no_connection_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

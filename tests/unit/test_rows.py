@@ -1,6 +1,7 @@
 """Rows before and after the engine."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from ray_job.contract.leases import Lease
 from ray_job.contract.parts import Usage
 from ray_job.contract.plans import PlanError, PlanRow
 from ray_job.errors import InputError
-from ray_job.rows import LeasedRow, committed_rows, finished_row, leased_rows, parse_request, part_row
+from ray_job.rows import LeasedRow, committed_rows, finished_row, leased_rows, most_tokens, parse_request, part_row
 
 
 def raw(body: object, custom_id: str = "a") -> bytes:
@@ -110,3 +111,22 @@ def test_response_that_is_not_json_fails_without_its_content() -> None:
 
 def test_body_with_line_breaks_is_written_on_one_line() -> None:
     assert b"\n" not in part_row("batch_1", 1, "a", 200, b'{\n "choices": []\n}').data
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "tokens"),
+    [
+        ("/v1/chat/completions", {}, math.inf),
+        ("/v1/chat/completions", {"max_tokens": 7}, 7),
+        ("/v1/chat/completions", {"max_tokens": 7, "max_completion_tokens": 9, "n": 3}, 27),
+        ("/v1/chat/completions", {"max_tokens": "many"}, math.inf),
+        ("/v1/chat/completions", {"max_tokens": 7, "n": "2"}, math.inf),
+        ("/v1/chat/completions", {"max_tokens": 7, "use_beam_search": True}, math.inf),
+        ("/v1/completions", {"prompt": "a"}, 16),
+        ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 5}, 10),
+        ("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 5}, 5),
+        ("/v1/embeddings", {"input": "a"}, 1),
+    ],
+)
+def test_most_tokens_of_a_request(url: str, body: dict[str, object], tokens: float) -> None:
+    assert most_tokens(url, body) == tokens

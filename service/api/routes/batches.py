@@ -30,7 +30,7 @@ from service.db.rows import (
     fetch_optional,
     fetch_value,
 )
-from service.errors import InvalidRequestError, NotFoundError
+from service.errors import InvalidRequestError, NotFoundError, unknown_cursor
 from service.projects import Project
 from service.quotas import ProjectSettings, Use, batch_refusal, estimated_tokens
 from service.transitions import BatchStatus
@@ -250,11 +250,7 @@ def list_batches(
         if after:
             cursor = fetch_value(connection, "batch_cursor", {"id": after, "project_id": project_id})
             if cursor is None:
-                raise InvalidRequestError(
-                    f"Invalid 'after': there is no batch {after!r}. Use the id of the last batch of the previous page.",
-                    param="after",
-                    code="invalid_value",
-                )
+                raise unknown_cursor("batch", after)
         connection.execute(query("read_in_index_order"))
         parameters = {"project_id": project_id, "cursor": cursor, "limit": limit + 1}
         rows = fetch_all(connection, BatchRow, "list_batches", parameters)

@@ -9,7 +9,7 @@ from service.api.openapi import INVALID_CURSOR, INVALID_ID, WITH_KEY, described
 from service.api.schemas import NEWEST, Page, Text
 from service.db import query
 from service.db.rows import fetch_value
-from service.errors import InvalidRequestError, NotFoundError
+from service.errors import NotFoundError, unknown_cursor
 from service.receipts import Receipt
 
 router = APIRouter(prefix="/v1/deletion_receipts", tags=["Deletion receipts"], responses=WITH_KEY)
@@ -42,12 +42,7 @@ def list_deletion_receipts(
         if after:
             values["cursor"] = fetch_value(connection, "receipt_cursor", {**values, "id": after})
             if values["cursor"] is None:
-                raise InvalidRequestError(
-                    f"Invalid 'after': there is no receipt {after!r}. Use the id of the last receipt of the previous "
-                    "page.",
-                    param="after",
-                    code="invalid_value",
-                )
+                raise unknown_cursor("receipt", after)
         connection.execute(query("read_in_index_order"))
         rows = connection.execute(query("list_receipts"), values).fetchall()
     return Page[Receipt].of([Receipt.from_envelope(row["envelope"]) for row in rows], limit=limit)

@@ -23,7 +23,7 @@ from service.audit.log import Actor
 from service.backends import Backends
 from service.db import query
 from service.db.rows import FileRow, fetch_all, fetch_one, fetch_optional, fetch_value
-from service.errors import InvalidRequestError, NotFoundError, ObjectNotFoundError, ObjectStoreError, QuotaError
+from service.errors import NotFoundError, ObjectNotFoundError, ObjectStoreError, QuotaError, unknown_cursor
 from service.ports import ObjectStore
 from service.projects import Project
 from service.quotas import ProjectSettings, upload_refusal
@@ -211,11 +211,7 @@ def list_files(
         if after:
             cursor = fetch_value(connection, "file_cursor", {"id": after, "project_id": project_id})
             if cursor is None:
-                raise InvalidRequestError(
-                    f"Invalid 'after': there is no file {after!r}. Use the id of the last file of the previous page.",
-                    param="after",
-                    code="invalid_value",
-                )
+                raise unknown_cursor("file", after)
         connection.execute(query("read_in_index_order"))
         rows = fetch_all(
             connection,

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.api.dependencies import AdminAccess, BackendsDependency
 from service.api.openapi import INVALID_CURSOR, INVALID_ID, WITH_KEY, described, link
 from service.api.schemas import Answer, Page, Text
-from service.errors import InvalidRequestError, NotFoundError, SettingsError, UnavailableError
+from service.errors import InvalidRequestError, NotFoundError, SettingsError, UnavailableError, unknown_cursor
 from service.webhooks import (
     MAX_URL_LENGTH,
     Endpoint,
@@ -143,12 +143,7 @@ def list_webhook_endpoints(
     """
     project_id = access.project.id
     if after and find_endpoint(backends.pool, project_id=project_id, endpoint_id=after) is None:
-        raise InvalidRequestError(
-            f"Invalid 'after': there is no webhook endpoint {after!r}. Use the id of the last one of the previous "
-            "page.",
-            param="after",
-            code="invalid_value",
-        )
+        raise unknown_cursor("webhook endpoint", after)
     found = list_endpoints(backends.pool, project_id=project_id, limit=limit + 1, after=after or None)
     objects = [WebhookEndpointObject.from_endpoint(endpoint) for endpoint in found]
     return Page[WebhookEndpointObject].of(objects, limit=limit)
