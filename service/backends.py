@@ -1,12 +1,14 @@
 """The backends that the API and the reconciler share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cryptography.fernet import MultiFernet
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from psycopg.types.json import Jsonb
 
 from service.db import Pool
 from service.model_catalogue import Catalogue
@@ -19,7 +21,28 @@ if TYPE_CHECKING:
 DEFAULT_RETENTION_S: Final = 30 * 24 * 3600
 DEFAULT_ORPHAN_AGE_S: Final = 24 * 3600
 DEFAULT_MAX_TRANSFERS_PER_KEY: Final = 16
+DEFAULT_USAGE_RETENTION_DAYS: Final = 1_095
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """Limits of the jobs that run at the same time.
+
+    On a Ray cluster that is too small for all of its jobs, jobs that each hold a part of what they need would block
+    each other forever.
+
+    Attributes:
+        default: for each accelerator that ``by_accelerator`` does not name.
+        by_accelerator: by the accelerator's name.
+    """
+
+    default: int = 2
+    by_accelerator: Mapping[str, int] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """Return the parameters of queries."""
+        return {"slots": Jsonb(dict(self.by_accelerator)), "default_slots": self.default}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +56,7 @@ class Backends:
         store: the object store.
         catalogue: the models that the stack serves.
         catalogue_changed_at: aware UTC time of the last change to the catalogue.
+        slots: how many jobs may run at the same time; projects take turns.
         retention_s: the most seconds for which files and ended batches are kept. A project can set another.
         workspace: the disk for uploads and partial results, and for plans and results of batches.
         encryption_keys: keys of stored secrets; None where no secret can be stored or read.
@@ -42,12 +66,14 @@ class Backends:
         webhook_networks: networks that webhooks may be sent to besides public addresses.
         receipt_key: signs the receipts of deletions. A process that deletes nothing needs no lasting one.
         orphan_age_s: seconds after which an object that belongs to nothing is deleted.
+        usage_retention_days: days for which the usage of a day is kept.
     """
 
     pool: Pool
     store: ObjectStore
     catalogue: Catalogue = field(default_factory=dict)
     catalogue_changed_at: datetime = _EPOCH
+    slots: Slots = field(default_factory=Slots)
     retention_s: int = DEFAULT_RETENTION_S
     workspace: Workspace = field(default_factory=Workspace)
     encryption_keys: MultiFernet | None = None
@@ -57,3 +83,4 @@ class Backends:
     webhook_networks: tuple[IPv4Network | IPv6Network, ...] = ()
     receipt_key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
     orphan_age_s: int = DEFAULT_ORPHAN_AGE_S
+    usage_retention_days: int = DEFAULT_USAGE_RETENTION_DAYS

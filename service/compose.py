@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from service.adapters.open_object_store import open_object_store
-from service.backends import Backends
+from service.backends import Backends, Slots
 from service.db import open_pool
 from service.model_catalogue import load_catalogue
 from service.oidc.tokens import Issuer
@@ -42,6 +42,7 @@ def open_backends(settings: Settings, *, max_connections: int = 10, deletes: boo
             store=store,
             catalogue=catalogue,
             catalogue_changed_at=datetime.fromtimestamp(settings.models_path.stat().st_mtime, UTC),
+            slots=Slots(default=settings.max_running_jobs, by_accelerator=settings.max_running_jobs_by_accelerator),
             retention_s=settings.retention_days * 24 * 3600,
             workspace=Workspace(size_bytes=settings.workspace_bytes),
             encryption_keys=keys,
@@ -50,5 +51,6 @@ def open_backends(settings: Settings, *, max_connections: int = 10, deletes: boo
             oidc=Issuer(settings.oidc) if settings.oidc else None,
             webhook_networks=settings.webhook_networks,
             orphan_age_s=settings.orphan_age_hours * 3600,
+            usage_retention_days=settings.usage_retention_days,
             **receipt_key,
         )

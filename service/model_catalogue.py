@@ -4,6 +4,7 @@
 The stack file's entries are written to the ``models.yaml`` that the service's pods read.
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from ray_job.contract.accelerators import (
     ACCELERATORS,
+    CPU,
     OLDEST_SUPPORTED,
     REQUIRED_CAPABILITY,
     Accelerator,
@@ -47,7 +49,7 @@ _OWN_KEYS: Final = MappingProxyType(
         "pipeline_parallel_size": "pipeline_parallel_size",
     }
 )
-_FILE_KEYS: Final = ("accelerators", "models")
+_FILE_KEYS: Final = ("accelerators", "models", "prices")
 # The name is also that of a node pool, and so part of labels and of pods' names.
 _ACCELERATOR_NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 _ADVICE: Final = MappingProxyType({"dtype": "Use float16.", "kv_cache_dtype": "Leave it out."})
@@ -184,7 +186,17 @@ class AcceleratorSection(Section):
         return int(major), int(minor)
 
 
+class PriceSection(Section):
+    """Price of an accelerator, from which the costs of batches follow."""
+
+    per_gpu_hour: Annotated[float, Field(ge=0, lt=1_000_000, strict=False)] = key("price of one GPU for an hour", 1.006)
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$")] = key(
+        "its ISO 4217 code, the same for all accelerators", "USD"
+    )
+
+
 Accelerators = dict[str, AcceleratorSection]
+Prices = dict[str, PriceSection]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +205,7 @@ class CatalogueModel:
 
     ``weights_gib`` is the memory of its weights as the engine holds them, in GiB; None where it is unknown.
     ``unsafe_engine_args`` are the names of its engine arguments that weaken a boundary. ``node_pool`` is the pool of
-    its engines on a cluster; empty for all pools of its accelerator.
+    its engines on a cluster; empty for all pools of its accelerator. ``price`` is that of its accelerator.
     """
 
     spec: ModelSpec
@@ -202,6 +214,7 @@ class CatalogueModel:
     weights_gib: float | None = None
     unsafe_engine_args: tuple[str, ...] = ()
     node_pool: str = ""
+    price: PriceSection | None = None
 
     @property
     def id(self) -> str:
@@ -248,12 +261,19 @@ def parse_catalogue(raw: Any, *, name: str = "models.yaml") -> Catalogue:
         if found not in _FILE_KEYS
     ]
     own, wrong_accelerators = parse_accelerators(raw.get("accelerators", {}))
-    entries, wrong_models = parse_models(raw.get("models"), accelerator_table(own))
-    problems += [*wrong_accelerators, *wrong_models]
+    accelerators = accelerator_table(own)
+    entries, wrong_models = parse_models(raw.get("models"), accelerators)
+    prices, wrong_prices = parse_prices(raw.get("prices", {}), accelerators)
+    problems += [*wrong_accelerators, *wrong_models, *wrong_prices]
     if problems:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise SettingsError(f"the model catalogue {name} is wrong:{lines}")
-    return MappingProxyType({entry.id: entry.catalogue_model() for entry in entries.values()})
+    return MappingProxyType(
+        {
+            entry.id: dataclasses.replace(entry.catalogue_model(), price=prices.get(entry.accelerator))
+            for entry in entries.values()
+        }
+    )
 
 
 def parse_accelerators(raw: Any) -> tuple[Accelerators, list[Problem]]:
@@ -323,11 +343,47 @@ def parse_models(raw: Any, accelerators: Mapping[str, Accelerator]) -> tuple[dic
     return valid, problems
 
 
-def catalogue_yaml(entries: Mapping[int, ModelEntry], own: Mapping[str, AcceleratorSection]) -> str:
-    """Write ``models.yaml``: the keys that the entries set, and the accelerators that the built-in table lacks."""
+def parse_prices(raw: Any, accelerators: Mapping[str, Accelerator]) -> tuple[Prices, list[Problem]]:
+    """Check the section ``prices``.
+
+    Args:
+        raw: prices by accelerator as a YAML parser read them.
+        accelerators: the known accelerators by name.
+
+    Returns:
+        The prices, without any if one is wrong, and what is wrong.
+    """
+    try:
+        prices = TypeAdapter(Prices).validate_python(raw)
+    except ValidationError as error:
+        return {}, problems_of(error, Prices, raw, at=("prices",))
+    problems = list(price_problems(prices, accelerators))
+    return {} if problems else prices, problems
+
+
+def price_problems(prices: Prices, accelerators: Mapping[str, Accelerator]) -> Iterator[Problem]:
+    """Yield the prices of accelerators that do not exist or have no GPU, and currencies that differ from the first."""
+    gpus = [name for name in accelerators if name != CPU.name]
+    first = next(iter(prices.values()), None)
+    for name, price in prices.items():
+        if name not in gpus:
+            yield Problem(path=("prices", name), message=unknown_key(name, gpus, kind="accelerator"))
+        if first and price.currency != first.currency:
+            message = f"must be {first.currency} as for the others, not {price.currency}; convert the price"
+            yield Problem(path=("prices", name, "currency"), message=message)
+
+
+def catalogue_yaml(
+    entries: Mapping[int, ModelEntry],
+    own: Mapping[str, AcceleratorSection],
+    prices: Mapping[str, PriceSection] = MappingProxyType({}),
+) -> str:
+    """Write ``models.yaml``: the keys that the entries set, the accelerators that the table lacks, and the prices."""
     content: dict[str, Any] = {"models": [entry.model_dump(exclude_unset=True) for entry in entries.values()]}
     if own:
         content["accelerators"] = {name: section.model_dump(exclude_unset=True) for name, section in own.items()}
+    if prices:
+        content["prices"] = {name: section.model_dump() for name, section in prices.items()}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 

@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from ray_job.contract.job_spec import ObjectStoreLocation
-from service.backends import DEFAULT_MAX_TRANSFERS_PER_KEY
+from service.backends import DEFAULT_MAX_TRANSFERS_PER_KEY, DEFAULT_USAGE_RETENTION_DAYS
 from service.config_sections import problems_of
 from service.errors import SettingsError
 from service.oidc.section import OidcSection
@@ -149,6 +149,10 @@ class Settings(BaseSettings):
     # Storage.
     retention_days: int = Field(30, ge=1, le=3_650, validation_alias="CLOISTER_RETENTION_DAYS")
     """The most days for which files and ended batches are kept. A project can set another time."""
+    usage_retention_days: int = Field(
+        DEFAULT_USAGE_RETENTION_DAYS, ge=31, le=36_500, validation_alias="CLOISTER_USAGE_RETENTION_DAYS"
+    )
+    """Days for which usage and costs by day, project and model are kept. They outlive batches and files."""
     orphan_age_hours: int = Field(24, ge=6, le=87_600, validation_alias="CLOISTER_ORPHAN_AGE_HOURS")
     """Hours after which the reconciler deletes objects that belong to no file and no batch, and unfinished uploads.
     Longer than every upload, lease and signed URL."""

@@ -58,6 +58,7 @@ def deploy_batch_service(
         max_running_jobs=file.limits.max_running_jobs,
         job_slots=job_slots(config.catalogue.values(), config.pools, most=file.limits.max_running_jobs),
         retention_days=file.retention_days,
+        usage_retention_days=file.usage_retention_days,
         workspace_gib=file.workspace_gib,
         max_key_days=file.api.max_key_days,
         trusted_proxies=tuple(file.api.trusted_proxies),

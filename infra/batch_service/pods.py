@@ -54,6 +54,7 @@ class ServiceSettings:
         max_running_jobs: jobs that run at the same time on each accelerator.
         job_slots: the same for accelerators where that would be too many.
         retention_days: retention of files and ended batches, in days.
+        usage_retention_days: retention of usage and costs by day, in days.
         workspace_gib: disk of each pod of API and reconciler for uploads and for results that are being assembled, in
             GiB.
         max_key_days: days after which any API key expires; None for no limit.
@@ -79,6 +80,7 @@ class ServiceSettings:
     max_running_jobs: int
     job_slots: Mapping[str, int]
     retention_days: int
+    usage_retention_days: int
     workspace_gib: int
     max_key_days: int | None
     trusted_proxies: tuple[str, ...]
@@ -114,6 +116,7 @@ def reconciler_pod(settings: ServiceSettings) -> dict[str, Any]:
     """Return the pod template of the reconciler, whose pods alone have a token of the Kubernetes API."""
     environment = {
         "CLOISTER_HEALTH_PORT": str(RECONCILER_PORT),
+        "CLOISTER_USAGE_RETENTION_DAYS": str(settings.usage_retention_days),
         "CLOISTER_LAUNCHER": "kuberay",
         "CLOISTER_KUBERNETES_NAMESPACE": settings.names.jobs_namespace,
         "CLOISTER_RAY_JOB_TEMPLATES": _TEMPLATES_DIRECTORY,

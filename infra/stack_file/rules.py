@@ -41,7 +41,7 @@ from infra.stack_file.sections import (
 from ray_job.contract.accelerators import Accelerator
 from ray_job.contract.cluster import MIN_KUBERAY
 from service.config_sections import unknown_key
-from service.model_catalogue import CatalogueModel
+from service.model_catalogue import CatalogueModel, price_problems
 
 if TYPE_CHECKING:
     from infra.stack_file.cluster_sections import DevicePluginSection, ImagesSection, KubeRaySection, NetworkSection
@@ -72,6 +72,7 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
         if (accelerator := given.accelerator or name) not in accelerators:
             yield f"node_pools.{name}.accelerator: {unknown_key(accelerator, list(accelerators), kind='accelerator')}"
     yield from host_rules(sections)
+    yield from map(str, price_problems(sections.get("prices", {}), accelerators))
     yield from image_rules(sections)
     yield from pool_rules(sections, models, pools, accelerators)
     if pools:

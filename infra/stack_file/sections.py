@@ -35,7 +35,7 @@ from infra.stack_file.values import (
 )
 from ray_job.contract.cluster import MIN_POSTGRES
 from service.config_sections import Section, key
-from service.model_catalogue import AcceleratorSection, Count, ModelEntry
+from service.model_catalogue import AcceleratorSection, Count, ModelEntry, PriceSection
 from service.oidc.section import OidcSection
 
 PROJECT: Final = "cloister"
@@ -392,6 +392,9 @@ class StackFile(Section):
     database: DatabaseSection = key("see below", {}, default=BundledDatabaseSection(kind="bundled"))
     object_store: ObjectStoreSection = key("see below", {}, default=BundledObjectStoreSection(kind="bundled"))
     models: Annotated[list[ModelEntry], Field(min_length=1)] = key("the models; see below", [])
+    prices: dict[str, PriceSection] = key(
+        "prices of accelerators by name, from which the costs of batches follow; see below", {}, default={}
+    )
     transport: TransportSection = key("see below", {}, default=TransportSection())
     durability: DurabilitySection = key("see below", {}, default=DurabilitySection())
     trust: TrustSection = key("see below", {}, default=TrustSection())
@@ -415,6 +418,12 @@ class StackFile(Section):
     )
     retention_days: Annotated[int, Field(ge=1, le=3650)] = key(
         "how long files and finished batches are kept at most", 90, default=30, unit="days"
+    )
+    usage_retention_days: Annotated[int, Field(ge=31, le=36_500)] = key(
+        "how long usage and costs by day, project and model are kept; they outlive files and batches",
+        3650,
+        default=1095,
+        unit="days",
     )
     workspace_gib: Count = key(
         "disk of each pod of API and reconciler, for uploads and for the results of batches that are being assembled",

@@ -17,6 +17,7 @@ from service.api.queue_positions import QueuePositions
 from service.api.routes import (
     audit_logs,
     batches,
+    capacity,
     deletion_receipts,
     estimates,
     events,
@@ -26,6 +27,7 @@ from service.api.routes import (
     metrics,
     models,
     results,
+    usage,
     webhook_endpoints,
 )
 from service.api.transfers import Transfers
@@ -82,6 +84,8 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
         estimates,
         jobs,
         models,
+        usage,
+        capacity,
         audit_logs,
         deletion_receipts,
         webhook_endpoints,

@@ -1,6 +1,7 @@
 """Dependencies of the routes: the backends, and the access that a request's API key or token grants.
 
-Each route takes the one of ``ReadAccess``, ``SubmitAccess`` and ``AdminAccess`` that it requires.
+Each route takes the one of ``ReadAccess``, ``SubmitAccess``, ``AdminAccess``, ``OperatorAccess`` and ``UsageAccess``
+that it requires.
 """
 
 from collections.abc import Callable
@@ -59,8 +60,8 @@ def client_address(request: Request) -> str:
         return ""
 
 
-def _access_with(scope: Scope) -> Callable[..., Access]:
-    """Return the dependency that authenticates a request and requires a scope."""
+def _access_with(*scopes: Scope) -> Callable[..., Access]:
+    """Return the dependency that authenticates a request and requires one of some scopes."""
 
     def authenticated(
         request: Request,
@@ -110,10 +111,10 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
             )
         request.state.project_id = access.project.id
         request.state.key_id = access.key_id
-        if scope not in access.scopes:
+        if access.scopes.isdisjoint(scopes):
             count_refused_login(backends.pool, key, network=client_network(address), missing_scope=True)
             raise InvalidRequestError(
-                f"You have insufficient permissions for this operation. Missing scopes: {scope}. "
+                f"You have insufficient permissions for this operation. Missing scopes: {' or '.join(scopes)}. "
                 "Use a key with this scope; an operator creates one with `cloister keys create --scope`.",
                 status_code=403,
                 code="missing_scope",
@@ -126,3 +127,5 @@ def _access_with(scope: Scope) -> Callable[..., Access]:
 ReadAccess = Annotated[Access, Depends(_access_with(Scope.READ))]
 SubmitAccess = Annotated[Access, Depends(_access_with(Scope.SUBMIT))]
 AdminAccess = Annotated[Access, Depends(_access_with(Scope.ADMIN))]
+OperatorAccess = Annotated[Access, Depends(_access_with(Scope.OPERATOR))]
+UsageAccess = Annotated[Access, Depends(_access_with(Scope.READ, Scope.OPERATOR))]

@@ -43,6 +43,14 @@ class BatchEstimate(Answer):
     """Lines whose tokens were counted; those of a large file are a sample."""
 
 
+class Amount(Answer):
+    """An amount of money."""
+
+    value: float
+    currency: str
+    """Its ISO 4217 code in lower case, e.g. `usd`."""
+
+
 class Extension(Answer):
     """cloister's fields of a batch beyond OpenAI's object. An unknown value is null."""
 
@@ -64,10 +72,14 @@ class Extension(Answer):
     half and more than a tenth. Null unless the batch is validating or in progress."""
     gpu_seconds: float
     """GPUs multiplied by the seconds for which jobs reserved them, split between the batches of a job by tokens."""
+    cost: Amount | None
+    """Cost of these seconds; null while none of them had a price."""
     input_tokens: int
     """Tokens of the prompts that were answered so far."""
     cached_tokens: int
     """How many of them engines found in their prefix cache, and did not compute again."""
+    output_tokens: int
+    """Tokens that were generated so far."""
     enqueued_tokens: int
     """Estimated tokens of the input, which count towards the limit of the project."""
     job_id: str | None
@@ -99,8 +111,12 @@ class Extension(Answer):
             estimated_completion_at=None if eta is None else int((now + timedelta(seconds=eta)).timestamp()),
             deadline_risk=risk if row.status in RUNNABLE else None,
             gpu_seconds=round(row.gpu_seconds, 1),
+            cost=None
+            if row.cost is None or row.currency is None
+            else Amount(value=round(float(row.cost), 6), currency=row.currency.lower()),
             input_tokens=row.input_tokens,
             cached_tokens=row.cached_tokens,
+            output_tokens=row.output_tokens,
             enqueued_tokens=row.enqueued_tokens,
             job_id=row.job_id,
             failed_jobs=row.failed_jobs,

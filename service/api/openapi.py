@@ -20,7 +20,8 @@ Responses = dict[int | str, dict[str, Any]]
 
 _DESCRIPTION: Final = (
     "OpenAI's Files, Batches and Models APIs, and cloister's extensions: partial results and events of a batch, "
-    "webhook endpoints, audit logs, deletion receipts. Times are Unix seconds, sizes are bytes."
+    "webhook endpoints, audit logs, deletion receipts, usage, costs and capacity. Times are Unix seconds, sizes are "
+    "bytes."
 )
 _REFERENCE: Final = "#/components/schemas/"
 _RETRY_STATUSES: Final = frozenset({429, 503})

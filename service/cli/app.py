@@ -11,6 +11,7 @@ import typer
 
 from service.cli import audit
 from service.cli.batches import cancel, pause, resume, status, watch
+from service.cli.capacity import capacity
 from service.cli.doctor import doctor
 from service.cli.keys import keys
 from service.cli.options import DEFAULT_DATA_DIR, DataDir
@@ -19,12 +20,13 @@ from service.cli.receipts import receipts, verify_receipt
 from service.cli.results import results
 from service.cli.submit import submit, validate
 from service.cli.top import top
+from service.cli.usage import usage
 from service.cli.webhooks import secrets, webhooks
 from service.client.exit_codes import EPILOG, CommandError, ExitCode
 from service.errors import CloisterError
 
 app = typer.Typer(help="A private, OpenAI-compatible LLM batch stack.", no_args_is_help=True, add_completion=False)
-for command in (validate, submit, status, watch, top, results, pause, resume, cancel):
+for command in (validate, submit, status, watch, top, results, pause, resume, cancel, capacity):
     app.command(epilog=EPILOG)(command)
 
 
@@ -77,6 +79,7 @@ app.add_typer(secrets, name="secrets")
 app.add_typer(audit.audit, name="audit")
 app.add_typer(receipts, name="receipts")
 app.command()(verify_receipt)
+app.command()(usage)
 app.command()(doctor)
 
 

@@ -30,7 +30,8 @@ def create_key(
         list[Scope] | None,
         typer.Option(
             help="read: list and download everything in the project; submit: upload, create, pause, resume, cancel and "
-            "delete; admin: audit log and webhooks. May be repeated. Default: read and submit."
+            "delete; admin: audit log and webhooks; operator: usage, costs and capacity of the whole "
+            "stack. May be repeated. Default: read and submit."
         ),
     ] = None,
     expires_in: Annotated[

@@ -7,7 +7,8 @@ A row type has a field for each column that the service reads; ``record`` ignore
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import psycopg
@@ -118,6 +119,8 @@ class RetrievedBatchRow(BatchRow):
     failed_jobs: int
     enqueued_tokens: int
     gpu_seconds: float
+    cost: Decimal | None
+    currency: str | None
     is_queued: bool
     last_job_message: str | None
     estimate: Mapping[str, Any] | None
@@ -144,6 +147,60 @@ class JobRow:
     idle_since: datetime | None
     seen_at: datetime | None
     now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow:
+    """Usage of some days, projects and models. A value that it is not grouped by is None.
+
+    ``project_id`` is empty for the stack itself, ``currency`` is empty for seconds without a price.
+    """
+
+    day: date | None = None
+    project_id: str | None
+    model: str | None
+    currency: str | None
+    batches: int
+    completed: int
+    failed: int
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    gpu_seconds: float
+    overhead_gpu_seconds: float
+    cost: Decimal
+    overhead_cost: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchUsageRow(UsageRow):
+    """Usage of one batch. ``id`` is in brackets for what is not that of a batch that exists."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelJobsRow:
+    """Jobs of a model on an accelerator; ``gpus`` are those that running ones reserve, ``engines`` are ready."""
+
+    model: str
+    accelerator: str
+    running: int
+    queued: int
+    gpus: int
+    engines: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelQueueRow:
+    """Open batches of a model, with their rows that are not committed, and the tokens of these as far as known."""
+
+    model: str
+    batches: int
+    rows: int
+    input_tokens: float
+    output_tokens: float
+    unknown_batches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from service import compose
 from service.adapters.open_launcher import open_launcher
 from service.errors import CloisterError, SettingsError
 from service.logging import configure_logging
-from service.reconciler.backends import Backends, Slots
+from service.reconciler.backends import Backends
 from service.reconciler.health import serve_health
 from service.reconciler.loop import run
 from service.settings import read_settings
@@ -41,12 +41,13 @@ def main() -> int:
                 catalogue=opened.catalogue,
                 coordinator_url=settings.coordinator_url,
                 workspace=opened.workspace,
-                slots=Slots(default=settings.max_running_jobs, by_accelerator=settings.max_running_jobs_by_accelerator),
+                slots=opened.slots,
                 retention_s=opened.retention_s,
                 webhook_networks=opened.webhook_networks,
                 encryption_keys=opened.encryption_keys,
                 receipt_key=opened.receipt_key,
                 orphan_age_s=opened.orphan_age_s,
+                usage_retention_days=opened.usage_retention_days,
                 stopping=stopping,
             )
             if settings.health_port:

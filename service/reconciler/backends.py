@@ -1,13 +1,10 @@
-"""The backends, limits and measurements that every step of the reconciler works with."""
+"""The backends and measurements that every step of the reconciler works with."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from psycopg.types.json import Jsonb
 
 from service import backends
 from service.ports import Launcher
@@ -65,33 +62,12 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
-    """Limits of the jobs that run at the same time.
-
-    On a Ray cluster that is too small for all of its jobs, jobs that each hold a part of what they need would block
-    each other forever.
-
-    Attributes:
-        default: for each accelerator that ``by_accelerator`` does not name.
-        by_accelerator: by the accelerator's name.
-    """
-
-    default: int = 2
-    by_accelerator: Mapping[str, int] = field(default_factory=dict)
-
-    def values(self) -> dict[str, Any]:
-        """Return the parameters of queries."""
-        return {"slots": Jsonb(dict(self.by_accelerator)), "default_slots": self.default}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Backends(backends.Backends):
-    """The shared backends with the launcher, limits and measurements of a reconciler.
+    """The shared backends with the launcher and the measurements of a reconciler.
 
     Attributes:
         launcher: runs jobs.
         coordinator_url: where jobs lease segments.
-        slots: how many jobs may run at the same time; projects take turns.
         first_pause_s: the pause after the first failure of a step; doubles with each further failure, up to 30 s.
         metrics: measurements of this process.
         tokens: of jobs whose launch failed, by the job's id: the launcher may have the job nevertheless.
@@ -100,7 +76,6 @@ class Backends(backends.Backends):
 
     launcher: Launcher
     coordinator_url: str
-    slots: Slots = field(default_factory=Slots)
     first_pause_s: float = 1.0
     metrics: Metrics = field(default_factory=Metrics)
     tokens: dict[str, str] = field(default_factory=dict)

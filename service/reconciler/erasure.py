@@ -42,6 +42,7 @@ def finish_erasures(backends: Backends, over: Event) -> None:
             for name in (
                 "keep_totals_of_project",
                 "remove_totals_of_project",
+                "keep_usage_of_project",
                 "remove_endpoints_of_project",
                 "remove_refusals_of_project",
                 "remove_keys_of_project",

@@ -98,6 +98,8 @@ def create_jobs(backends: Backends) -> None:
                 "token_sha256": secrets.token_bytes(32),
                 "accelerator": model.spec.accelerator,
                 "gpus": reserved_gpus(model.spec),
+                "per_gpu_hour": model.price.per_gpu_hour if model.price else None,
+                "currency": model.price.currency if model.price else None,
             }
             connection.execute(query("create_job"), values)
         values = {"turn_s": TURN.total_seconds(), **backends.slots.values()}
@@ -178,14 +180,15 @@ def advance_job(backends: Backends, job_id: str) -> None:
             _fail(backends, job, decision, now, is_gone=status is None or status.state not in ALIVE)
 
 
-def split_gpu_seconds(
-    connection: psycopg.Connection[DictRow], job_ids: Sequence[str], now: datetime, *, is_last: bool
-) -> None:
-    """Give the GPU seconds of jobs since the last time to the batches that they committed tokens for."""
+def split_gpu_seconds(connection: psycopg.Connection[DictRow], job_ids: Sequence[str], *, is_last: bool) -> None:
+    """Give the GPU seconds of jobs since the last time, and their cost, to the batches that they committed tokens for.
+
+    Seconds without a batch become overhead of a project or of the stack; ``docs/how-to/cost.md`` has the rule.
+    """
     locked = connection.execute(query("lock_batches_to_split"), {"job_ids": list(job_ids)}).fetchall()
     batch_ids = [row["id"] for row in locked]
     for job_id in job_ids:
-        values = {"job_id": job_id, "batch_ids": batch_ids, "now": now, "is_last": is_last}
+        values = {"job_id": job_id, "batch_ids": batch_ids, "is_last": is_last}
         connection.execute(query("split_gpu_seconds"), values)
 
 
@@ -200,7 +203,7 @@ def _status(backends: Backends, job: Job, now: datetime) -> JobStatus:
             # From now on its GPU seconds count.
             connection.execute(query("record_job_start"), values)
         elif job.running_since is not None and job.gpus:
-            split_gpu_seconds(connection, [job.id], now, is_last=status.state not in ALIVE)
+            split_gpu_seconds(connection, [job.id], is_last=status.state not in ALIVE)
     return status
 
 

@@ -62,6 +62,7 @@ def sweep(backends: Backends, over: Event) -> None:
     finish_erasures(backends, over)
     with backends.pool.connection() as connection:
         connection.execute(query("remove_old_deliveries"), {"limit": _CHUNK * _CHUNK})
+        connection.execute(query("remove_old_usage"), {"days": backends.usage_retention_days})
 
 
 def _remove_batches(backends: Backends, over: Event) -> None:

@@ -103,7 +103,7 @@ def end_batch(
     }
     with pool.connection() as connection:
         jobs = connection.execute(query("jobs_of_batch"), {"batch_id": batch.id}).fetchall()
-        split_gpu_seconds(connection, [row["job_id"] for row in jobs], now, is_last=False)
+        split_gpu_seconds(connection, [row["job_id"] for row in jobs], is_last=False)
         if not change_state(connection, "end_batch", batch, after, now, errors=problems, **values):
             return False
         for file_id, kind, file in files:

@@ -28,7 +28,8 @@ def test_new_batch_has_an_extension_without_values(client: openai.OpenAI, http: 
     assert fields == {
         "priority": 0, "paused_at": None,
         "queue_position": None, "rate_rows_per_second": None, "eta_seconds": None, "estimated_completion_at": None,
-        "deadline_risk": "low", "gpu_seconds": 0.0, "input_tokens": 0, "cached_tokens": 0, "enqueued_tokens": 0,
+        "deadline_risk": "low", "gpu_seconds": 0.0, "cost": None, "input_tokens": 0, "cached_tokens": 0,
+        "output_tokens": 0, "enqueued_tokens": 0,
         "job_id": None, "failed_jobs": 0, "last_job_message": None, "estimate": None,
     }  # fmt: skip
 

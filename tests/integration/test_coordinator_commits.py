@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -425,7 +424,7 @@ def test_batches_are_locked_before_the_job_whose_gpu_seconds_are_split(stack: Co
 
     def split() -> None:
         with stack.pool.connection() as connection:
-            split_gpu_seconds(connection, [job.id], datetime.now(UTC), is_last=False)
+            split_gpu_seconds(connection, [job.id], is_last=False)
 
     with ThreadPoolExecutor(1) as executor, stack.pool.connection() as committing:
         committing.execute("SELECT FROM batches FOR NO KEY UPDATE")

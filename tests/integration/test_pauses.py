@@ -10,10 +10,10 @@ import pytest
 from openai.types import Batch
 
 from ray_job.contract.job_spec import ModelSpec
+from service.backends import Slots
 from service.db import Pool
 from service.model_catalogue import CatalogueModel
 from service.ports import JobState, JobStatus
-from service.reconciler.backends import Slots
 from service.reconciler.loop import batches_to_advance
 from service.reconciler.steps import advance
 from tests.integration.reconciler_harness import BATCH, FAILED, SUCCEEDED, Stack, line

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from ray_job.contract.job_spec import ModelSpec
+from service.backends import Slots
 from service.coordinator.errors import JobEndedError
 from service.model_catalogue import CatalogueModel
 from service.ports import JobState
-from service.reconciler.backends import Slots
 from tests.integration.reconciler_harness import (
     BATCH,
     FAILED,

@@ -14,13 +14,14 @@ import pytest
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.leases import SyncRequest
 from service.adapters.memory_launcher import MemoryLauncher
+from service.backends import Slots
 from service.coordinator.errors import JobEndedError
 from service.coordinator.leasing import authenticate, sync
 from service.errors import LauncherError
 from service.estimates import model_key
 from service.model_catalogue import CatalogueModel
 from service.ports import JobStatus
-from service.reconciler.backends import Backends, Slots
+from service.reconciler.backends import Backends
 from service.reconciler.jobs import advance_job, create_jobs, jobs_to_advance
 from service.reconciler.loop import Workers, batches_to_advance
 from service.reconciler.steps import advance

@@ -13,12 +13,12 @@ import pytest
 from ray_job.contract.job_spec import JobSpec, ModelSpec, ObjectStoreLocation
 from ray_job.contract.object_keys import parts_prefix
 from service.adapters.directory_object_store import DirectoryObjectStore
+from service.backends import Slots
 from service.coordinator import leasing
 from service.db import Pool
 from service.errors import LauncherError, ObjectStoreError
 from service.model_catalogue import CatalogueModel
 from service.ports import JobStatus, Launcher, ObjectStore, StoredObject
-from service.reconciler.backends import Slots
 from tests.integration.reconciler_harness import SUCCEEDED, Stack, line, looping
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from typing import Any, Final
 from ray_job.contract.lines import line_id
 from ray_job.contract.object_keys import file_key
 from ray_job.contract.parts import Usage
+from service.backends import Slots
 from service.db import query
-from service.reconciler.backends import Slots
 from tests.simulation.database import Database
 from tests.simulation.ledger import ClientBatch, Ledger, request_hash
 from tests.simulation.ports import SimulatedLauncher, SimulatedStore
@@ -28,6 +28,11 @@ SELECT (SELECT string_agg(job_id || ' has ' || batch_id || ' ' || number, ', ')
        (SELECT jsonb_object_agg(accelerator, taken) FROM (
             SELECT accelerator, count(*) AS taken FROM jobs
             WHERE gone_at IS NULL AND launch_after IS NULL GROUP BY accelerator) AS used) AS taken
+"""
+_HELD: Final = """
+SELECT (SELECT coalesce(sum(gpus * extract(epoch FROM greatest(gone_at, split_at) - running_since)), 0)
+        FROM jobs)::double precision AS held,
+       (SELECT coalesce(sum(gpu_seconds + overhead_gpu_seconds), 0) FROM daily_usage) AS counted
 """
 _FINAL_STATES: Final = {"completed", "failed", "cancelled", "expired"}
 
@@ -91,6 +96,10 @@ def check_end(database: Database, store: SimulatedStore, ledger: Ledger) -> dict
         use = database.look(query("open_batches"), {"project_id": project})[0]
         if (use["batches"], use["requests"], use["tokens"]) != (0, 0, 0):
             raise RuleBrokenError(f"{project} still uses its limits: {use}")
+    held = database.look(_HELD)[0]
+    # A reconciler that looked before another one split the seconds of a job may record an earlier end.
+    if abs(held["counted"] - held["held"]) > 0.02 * held["held"] + 1e-6:
+        raise RuleBrokenError(f"jobs held GPUs for {held['held']} s, and the usage of all days has {held['counted']} s")
     if left := database.look("SELECT key AS left FROM parts UNION ALL SELECT batch_id FROM segments"):
         raise RuleBrokenError(f"records of parts or segments are left: {left}")
     if keys := store.all_keys("batches/"):

@@ -205,6 +205,7 @@ _DELETE: Final = ";".join(
         "batches",
         "files",
         "usage_totals",
+        "daily_usage",
         "measurements",
         "projects",
     )

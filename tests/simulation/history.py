@@ -14,12 +14,13 @@ import psycopg
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.object_keys import file_key
 from service.audit.log import Actor
+from service.backends import Slots
 from service.coordinator import leasing
 from service.db import query
 from service.errors import LauncherError, ObjectStoreError
 from service.model_catalogue import CatalogueModel
 from service.ports import JobState, JobStatus
-from service.reconciler.backends import Backends, Slots
+from service.reconciler.backends import Backends
 from service.reconciler.jobs import advance_job, create_jobs, jobs_to_advance
 from service.reconciler.loop import batches_to_advance
 from service.reconciler.retention import sweep

@@ -136,6 +136,10 @@ MUTANTS: Final = (
         changes=[("accept_batch", "AND status = 'validating'", "")],
     ),
     Mutant(
+        name="GPU seconds of jobs that served nothing are lost",
+        changes=[("split_gpu_seconds", "LEFT JOIN served", "JOIN served")],
+    ),
+    Mutant(
         name="a job is launched without a slot",
         changes=[
             ("may_launch", ") < coalesce", ") < 1000 + coalesce"),

@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ def row(**changes: Any) -> RetrievedBatchRow:
         "status": "in_progress", "total": 10_000, "completed": 900, "failed": 100,
         "rows_per_s": 10.0, "progress_at": NOW - timedelta(seconds=5),
         "created_at": NOW - timedelta(hours=2), "expires_at": NOW + timedelta(hours=22),
-        "gpu_seconds": 30.04,
+        "gpu_seconds": 30.04, "cost": Decimal("1.25"), "currency": "USD", "output_tokens": 30,
         "is_queued": False, "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7,
         "priority": 5, "paused_at": NOW,
         "job_id": "job-1", "failed_jobs": 1,
@@ -33,7 +34,9 @@ def test_extension_of_a_running_batch_has_every_field() -> None:
         "priority": 5, "paused_at": int(NOW.timestamp()),
         "queue_position": 3, "rate_rows_per_second": 10.0, "eta_seconds": 900,
         "estimated_completion_at": int(NOW.timestamp()) + 900, "deadline_risk": "low", "gpu_seconds": 30.0,
-        "input_tokens": 50, "cached_tokens": 20, "enqueued_tokens": 7, "job_id": "job-1", "failed_jobs": 1,
+        "cost": {"value": 1.25, "currency": "usd"},
+        "input_tokens": 50, "cached_tokens": 20, "output_tokens": 30, "enqueued_tokens": 7,
+        "job_id": "job-1", "failed_jobs": 1,
         "last_job_message": "the node went away", "estimate": None,
     }  # fmt: skip
 

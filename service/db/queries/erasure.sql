@@ -72,6 +72,32 @@ ON CONFLICT (project_id, model) DO UPDATE SET
 -- name: remove_totals_of_project
 DELETE FROM usage_totals WHERE project_id = %(id)s
 
+-- name: keep_usage_of_project
+-- As usage of the stack itself: what its jobs held does not shrink.
+WITH removed AS (
+    DELETE FROM daily_usage WHERE project_id = %(id)s
+    RETURNING *
+)
+INSERT INTO daily_usage AS usage
+    (day, project_id, model, currency, batches, completed, failed, input_tokens, cached_tokens, output_tokens,
+     reasoning_tokens, gpu_seconds, overhead_gpu_seconds, cost, overhead_cost)
+SELECT day, '', model, currency, batches, completed, failed, input_tokens, cached_tokens, output_tokens,
+       reasoning_tokens, gpu_seconds, overhead_gpu_seconds, cost, overhead_cost
+FROM removed
+ORDER BY day, model, currency
+ON CONFLICT (day, project_id, model, currency) DO UPDATE SET
+    batches = usage.batches + EXCLUDED.batches,
+    completed = usage.completed + EXCLUDED.completed,
+    failed = usage.failed + EXCLUDED.failed,
+    input_tokens = usage.input_tokens + EXCLUDED.input_tokens,
+    cached_tokens = usage.cached_tokens + EXCLUDED.cached_tokens,
+    output_tokens = usage.output_tokens + EXCLUDED.output_tokens,
+    reasoning_tokens = usage.reasoning_tokens + EXCLUDED.reasoning_tokens,
+    gpu_seconds = usage.gpu_seconds + EXCLUDED.gpu_seconds,
+    overhead_gpu_seconds = usage.overhead_gpu_seconds + EXCLUDED.overhead_gpu_seconds,
+    cost = usage.cost + EXCLUDED.cost,
+    overhead_cost = usage.overhead_cost + EXCLUDED.overhead_cost
+
 -- name: remove_endpoints_of_project
 DELETE FROM webhook_endpoints WHERE project_id = %(id)s
 

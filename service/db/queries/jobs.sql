@@ -22,8 +22,10 @@ ORDER BY row_number() OVER (PARTITION BY project_id ORDER BY seq), seq
 LIMIT %(limit)s
 
 -- name: create_job
-INSERT INTO jobs (id, model, domain, model_key, project_id, token_sha256, accelerator, gpus, launch_after)
-VALUES (%(id)s, %(model)s, %(domain)s, %(model_key)s, %(project_id)s, %(token_sha256)s, %(accelerator)s, %(gpus)s, now())
+INSERT INTO jobs (id, model, domain, model_key, project_id, token_sha256, accelerator, gpus, per_gpu_hour, currency,
+                  launch_after)
+VALUES (%(id)s, %(model)s, %(domain)s, %(model_key)s, %(project_id)s, %(token_sha256)s, %(accelerator)s, %(gpus)s,
+        %(per_gpu_hour)s, %(currency)s, now())
 ON CONFLICT DO NOTHING
 RETURNING id
 
@@ -147,38 +149,80 @@ FOR NO KEY UPDATE
 
 -- name: split_gpu_seconds
 -- GPU seconds since the last split go to the batches whose tokens were committed meanwhile, by tokens. While the job
--- has leases and commits nothing they wait for the next commit; while it is idle they go to the totals only. Only
--- batches that are locked get a share; a commit meanwhile waits for the next split.
+-- has leases and commits nothing they wait for the next commit; so do those of its start. While it is idle, and at its
+-- end, they are overhead: of the projects whose batches it served, by all their tokens, or of its own project if it
+-- served none. Only batches that are locked get a share; a commit meanwhile waits for the next split. The time is that
+-- of the database: the clocks of two reconcilers may differ, and no second must count twice.
 WITH job AS (
-    SELECT id, model, coalesce(project_id, '') AS project_id, idle_since,
-           gpus * greatest(extract(epoch FROM %(now)s - split_at), 0) AS seconds
+    SELECT id, model, coalesce(project_id, '') AS project_id, idle_since, per_gpu_hour, currency,
+           greatest(clock_timestamp(), split_at) AS now,
+           gpus * greatest(extract(epoch FROM clock_timestamp() - split_at), 0) AS seconds
     FROM jobs WHERE id = %(job_id)s AND split_at IS NOT NULL
     FOR UPDATE
 ), shares AS (
     SELECT batch_id, (tokens - split_tokens) / sum(tokens - split_tokens) OVER () AS share
     FROM job_batches WHERE job_id = %(job_id)s AND batch_id = ANY (%(batch_ids)s) AND tokens > split_tokens
 ), given AS (
-    UPDATE batches SET gpu_seconds = gpu_seconds + job.seconds * share
-    FROM job, shares WHERE batches.id = batch_id
+    -- A batch has costs in one currency: that of its first seconds with a price. It keeps none after its end without.
+    UPDATE batches
+    SET gpu_seconds = gpu_seconds + job.seconds * share,
+        cost = CASE WHEN job.currency = coalesce(batches.currency, priced_in)
+                    THEN coalesce(cost, 0) + round(job.seconds * share * per_gpu_hour / 3600, 9) ELSE cost END,
+        currency = coalesce(batches.currency, priced_in)
+    FROM job, (
+        SELECT shares.*, CASE WHEN status NOT IN ('failed', 'completed', 'expired', 'cancelled') THEN job.currency END
+                   AS priced_in
+        FROM job, shares JOIN batches ON batches.id = batch_id
+    ) AS shares
+    WHERE batches.id = batch_id
     RETURNING batches.project_id, batches.model, job.seconds * share AS seconds,
+              CASE WHEN job.currency = batches.currency
+                   THEN round(job.seconds * share * per_gpu_hour / 3600, 9) ELSE 0 END AS cost,
+              coalesce(batches.currency, '') AS currency,
+              (coalesce(completed_at, failed_at, expired_at, cancelled_at) AT TIME ZONE 'UTC')::date AS day,
               status IN ('failed', 'completed', 'expired', 'cancelled') AS is_over
 ), noted AS (
     UPDATE job_batches SET split_tokens = tokens
     WHERE job_id = %(job_id)s AND batch_id = ANY (%(batch_ids)s) AND tokens > split_tokens
+), unused AS (
+    SELECT * FROM job WHERE NOT EXISTS (SELECT FROM shares) AND (idle_since IS NOT NULL OR %(is_last)s)
+), served AS (
+    SELECT batches.project_id, sum(tokens) AS tokens
+    FROM job_batches JOIN batches ON batches.id = batch_id
+    WHERE job_id = %(job_id)s AND tokens > 0 AND EXISTS (SELECT FROM unused)
+    GROUP BY batches.project_id
+), overhead AS (
+    SELECT coalesce(served.project_id, unused.project_id) AS project_id, model,
+           seconds * coalesce(tokens / sum(tokens) OVER (), 1) AS seconds, per_gpu_hour, currency, now
+    FROM unused LEFT JOIN served ON true
 ), late AS (
-    SELECT project_id, model, seconds FROM given WHERE is_over
+    SELECT day, project_id, model, currency, seconds, 0 AS overhead_seconds, cost, 0 AS overhead_cost
+    FROM given WHERE is_over AND model IS NOT NULL
     UNION ALL
-    SELECT project_id, model, seconds FROM job
-    WHERE NOT EXISTS (SELECT FROM shares) AND (idle_since IS NOT NULL OR %(is_last)s)
-), summed AS (
-    SELECT project_id, model, sum(seconds) AS seconds FROM late GROUP BY project_id, model
+    SELECT (now AT TIME ZONE 'UTC')::date, project_id, model, coalesce(currency, ''), 0, seconds, 0,
+           coalesce(round(seconds * per_gpu_hour / 3600, 9), 0)
+    FROM overhead
 ), totals AS (
-    INSERT INTO usage_totals AS totals (project_id, model, gpu_seconds) SELECT * FROM summed
+    INSERT INTO usage_totals AS totals (project_id, model, gpu_seconds)
+    SELECT project_id, model, sum(seconds + overhead_seconds) FROM late GROUP BY project_id, model ORDER BY 1, 2
     ON CONFLICT (project_id, model) DO UPDATE SET gpu_seconds = totals.gpu_seconds + EXCLUDED.gpu_seconds
+    RETURNING project_id
+), days AS (
+    -- After the totals, as at the end of a batch, so that two transactions cannot wait for each other.
+    INSERT INTO daily_usage AS usage (day, project_id, model, currency, gpu_seconds, overhead_gpu_seconds, cost,
+                                      overhead_cost)
+    SELECT day, project_id, model, currency, sum(seconds), sum(overhead_seconds), sum(cost), sum(overhead_cost)
+    FROM late WHERE EXISTS (SELECT FROM totals)
+    GROUP BY day, project_id, model, currency ORDER BY 1, 2, 3, 4
+    ON CONFLICT (day, project_id, model, currency) DO UPDATE SET
+        gpu_seconds = usage.gpu_seconds + EXCLUDED.gpu_seconds,
+        overhead_gpu_seconds = usage.overhead_gpu_seconds + EXCLUDED.overhead_gpu_seconds,
+        cost = usage.cost + EXCLUDED.cost,
+        overhead_cost = usage.overhead_cost + EXCLUDED.overhead_cost
 )
-UPDATE jobs SET split_at = %(now)s
+UPDATE jobs SET split_at = job.now
 FROM job
-WHERE jobs.id = job.id AND (EXISTS (SELECT FROM shares) OR job.idle_since IS NOT NULL)
+WHERE jobs.id = job.id AND (EXISTS (SELECT FROM shares) OR EXISTS (SELECT FROM unused))
 
 -- name: jobs_of_batch
 SELECT job_id FROM job_batches JOIN jobs ON jobs.id = job_id

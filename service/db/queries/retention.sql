@@ -76,3 +76,6 @@ WHERE (event_id, endpoint_id) IN (
     SELECT event_id, endpoint_id FROM webhook_deliveries
     WHERE due_at IS NULL AND created_at <= now() - interval '30 days'
     LIMIT %(limit)s)
+
+-- name: remove_old_usage
+DELETE FROM daily_usage WHERE day < (now() AT TIME ZONE 'UTC')::date - %(days)s::integer
