@@ -139,6 +139,14 @@ def test_config_maps_have_the_catalogue_and_a_template_of_each_model(name: str) 
     assert all(json.loads(text)["kind"] == "RayJob" for text in maps["ray-job-templates"].values())
 
 
+def test_service_reads_the_prices_and_the_retention_of_usage() -> None:
+    prices = {"a10g": {"per_gpu_hour": 1.006, "currency": "USD"}}
+    recording = previewed(prices=prices, usage_retention_days=400)
+    (models,) = [each.inputs["data"] for each in recording.of_type("ConfigMap") if each.name == "models"]
+    assert yaml.safe_load(models["models.yaml"])["prices"] == prices
+    assert environment(recording, "reconciler")["CLOISTER_USAGE_RETENTION_DAYS"] == "400"
+
+
 @pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
 def test_service_accepts_the_rendered_settings_and_templates(name: str, tmp_path: Path) -> None:
     recording = preview(name)

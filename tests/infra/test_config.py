@@ -39,6 +39,8 @@ def test_all_errors_are_reported_with_their_keys() -> None:
         node_pools={"system": {"nodes": []}, "cpu": {"nodes": ["n"], "cpus": "8", "memory_gib": 28}},
         models=[{"id": "a"}],
         retention_days=0,
+        usage_retention_days=30,
+        prices={"l4": {"per_gpu_hour": 1, "currency": "USD"}, "cpu": {"per_gpu_hour": 1, "currency": "USD"}},
         environment=None,
         database_owner_password=None,
     )
@@ -54,6 +56,8 @@ def test_all_errors_are_reported_with_their_keys() -> None:
         "node_pools.cpu.cpus",
         "models[0].source",
         "retention_days",
+        "usage_retention_days",
+        "prices.cpu",
         "database_owner_password",
     }
 

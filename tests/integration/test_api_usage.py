@@ -7,8 +7,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import structlog
+from typer.testing import CliRunner
 
 from service.api_keys import create_api_key
+from service.cli.app import app
 from service.db import Pool
 from service.projects import Project
 from service.scopes import Scope
@@ -179,3 +182,16 @@ def test_capacity_counts_slots_and_queues(operator: httpx.Client, client: openai
 def test_capacity_needs_the_scope_of_operators(http: httpx.Client) -> None:
     answer = http.get("/v1/capacity")
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
+
+
+def test_capacity_is_printed(operator: httpx.Client, base_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOISTER_BASE_URL", base_url)
+    monkeypatch.setenv("CLOISTER_API_KEY", operator.headers["Authorization"].removeprefix("Bearer "))
+    with structlog.testing.capture_logs():  # keeps the service's log out of the command's output
+        output = CliRunner().invoke(app, ["capacity"], catch_exceptions=False).output
+    accelerators, models = output.split("\n\n")
+    assert accelerators.splitlines()[0].split("\t") == [
+        "accelerator", "slots", "running", "queued", "GPUs", "used", "free",
+    ]  # fmt: skip
+    assert accelerators.splitlines()[1].split("\t")[:2] == ["cpu", "2"]
+    assert models.splitlines()[1].split("\t")[:2] == ["demo/small", "cpu"]

@@ -6,6 +6,7 @@ import yaml
 
 from service.errors import SettingsError
 from service.model_catalogue import (
+    PriceSection,
     accelerator_table,
     catalogue_yaml,
     load_catalogue,
@@ -136,3 +137,32 @@ def test_written_catalogue_has_the_keys_that_were_set() -> None:
     assert wrong == []
     assert yaml.safe_load(catalogue_yaml(entries, own)) == {"models": [entry], "accelerators": {"rtx": RTX}}
     assert "accelerators" not in catalogue_yaml(entries, {})
+
+
+def test_price_of_an_accelerator_is_that_of_its_models() -> None:
+    prices = {"a10g": {"per_gpu_hour": 1.006, "currency": "USD"}}
+    entries = [model(accelerator="a10g"), model(id="other")]
+    catalogue = parse_catalogue({"models": entries, "prices": prices})
+    assert catalogue["demo"].price == PriceSection(per_gpu_hour=1.006, currency="USD")
+    assert catalogue["other"].price is None
+
+
+@pytest.mark.parametrize(
+    ("prices", "problem"),
+    [
+        ({"a11g": {"per_gpu_hour": 1, "currency": "USD"}}, "prices.a11g: 'a11g' is not a known accelerator; did"),
+        ({"cpu": {"per_gpu_hour": 1, "currency": "USD"}}, "prices.cpu: 'cpu' is not a known accelerator"),
+        ({"a10g": {"per_gpu_hour": -1, "currency": "USD"}}, "prices.a10g.per_gpu_hour: "),
+        ({"a10g": {"per_gpu_hour": 1, "currency": "dollar"}}, "prices.a10g.currency: "),
+        ({"a10g": {"per_gpu_hour": 1}}, "prices.a10g.currency: is required"),
+        ({"a10g": 1}, "prices.a10g: must be a mapping"),
+        (
+            {"a10g": {"per_gpu_hour": 1, "currency": "USD"}, "l4": {"per_gpu_hour": 1, "currency": "EUR"}},
+            "prices.l4.currency: must be USD as for the others, not EUR; convert the price",
+        ),
+    ],
+)
+def test_wrong_price_is_refused(prices: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_catalogue({"models": [model()], "prices": prices})
+    assert problem in str(caught.value)
