@@ -212,7 +212,7 @@ WITH job AS (
     INSERT INTO daily_usage AS usage (day, project_id, model, currency, gpu_seconds, overhead_gpu_seconds, cost,
                                       overhead_cost)
     SELECT day, project_id, model, currency, sum(seconds), sum(overhead_seconds), sum(cost), sum(overhead_cost)
-    FROM late WHERE EXISTS (SELECT FROM totals)
+    FROM late WHERE (SELECT count(*) FROM totals) > 0
     GROUP BY day, project_id, model, currency ORDER BY 1, 2, 3, 4
     ON CONFLICT (day, project_id, model, currency) DO UPDATE SET
         gpu_seconds = usage.gpu_seconds + EXCLUDED.gpu_seconds,
