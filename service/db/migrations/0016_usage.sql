@@ -63,7 +63,8 @@ BEGIN
             gpu_seconds = totals.gpu_seconds + EXCLUDED.gpu_seconds;
         INSERT INTO daily_usage AS usage (day, project_id, model, currency, batches, completed, failed, input_tokens,
                                           cached_tokens, output_tokens, reasoning_tokens, gpu_seconds, cost)
-        VALUES ((coalesce(NEW.completed_at, NEW.failed_at, NEW.expired_at, NEW.cancelled_at) AT TIME ZONE 'UTC')::date,
+        VALUES ((coalesce(NEW.completed_at, NEW.failed_at, NEW.expired_at, NEW.cancelled_at, now())
+                 AT TIME ZONE 'UTC')::date,
                 NEW.project_id, NEW.model, coalesce(NEW.currency, ''), 1, NEW.completed, NEW.failed, NEW.input_tokens,
                 NEW.cached_tokens, NEW.output_tokens, NEW.reasoning_tokens, NEW.gpu_seconds, coalesce(NEW.cost, 0))
         ON CONFLICT (day, project_id, model, currency) DO UPDATE SET

@@ -179,7 +179,7 @@ WITH job AS (
               CASE WHEN job.currency = batches.currency
                    THEN round(job.seconds * share * per_gpu_hour / 3600, 9) ELSE 0 END AS cost,
               coalesce(batches.currency, '') AS currency,
-              (coalesce(completed_at, failed_at, expired_at, cancelled_at) AT TIME ZONE 'UTC')::date AS day,
+              (coalesce(completed_at, failed_at, expired_at, cancelled_at, now()) AT TIME ZONE 'UTC')::date AS day,
               status IN ('failed', 'completed', 'expired', 'cancelled') AS is_over
 ), noted AS (
     UPDATE job_batches SET split_tokens = tokens
