@@ -25,24 +25,25 @@ from tests.integration.reconciler_harness import FAILED, SUCCEEDED, Job, Stack, 
 MODEL = ModelSpec(id="demo", source="x", accelerator="a10g", tensor_parallel_size=2, concurrency=3, sharing="stack")
 PRICE = PriceSection(per_gpu_hour=3.6, currency="USD")
 TODAY = datetime.now(UTC).date()
+HOUR_S = 3_600
 
 
 @pytest.fixture
 def on_gpus(pool: Pool, tmp_path: Path) -> Stack:
-    """A stack whose projects share jobs on six GPUs, of which each costs a tenth of a cent per second."""
+    """A stack whose projects share jobs on six GPUs, of which each costs 3.60 USD per hour."""
     stack = Stack(pool, DirectoryObjectStore(tmp_path / "objects"), tmp_path)
     stack.backends = dataclasses.replace(stack.backends, catalogue={"demo": CatalogueModel(spec=MODEL, price=PRICE)})
     return stack
 
 
-def pass_time(stack: Stack, seconds: int) -> None:
-    """Let the jobs that run have run for so much longer, and look at them."""
-    shift = "- make_interval(secs => %s)"
+def pass_time(stack: Stack, hours: int) -> None:
+    """Let the jobs that run have run for so much longer, and look at them. The seconds of a test hardly count."""
+    shift = "- make_interval(hours => %s)"
     stack.sql(
         f"UPDATE jobs SET running_since = running_since {shift}, split_at = split_at {shift} "  # noqa: S608 - a constant
         "WHERE gone_at IS NULL",
-        seconds,
-        seconds,
+        hours,
+        hours,
     )
     stack.advance_jobs()
 
@@ -125,12 +126,15 @@ def test_usage_of_all_days_is_what_the_jobs_held(on_gpus: Stack, history: Any) -
     history(on_gpus)
     jobs = on_gpus.jobs()
     assert all(job["gone_at"] for job in jobs)
-    held_s = sum(job["gpus"] * (job["gone_at"] - job["running_since"]).total_seconds() for job in jobs)
+    # The seconds are split a moment after the time at which the job was seen to be gone.
+    held_s = sum(
+        job["gpus"] * (max(job["gone_at"], job["split_at"]) - job["running_since"]).total_seconds() for job in jobs
+    )
     [days] = on_gpus.sql(
         "SELECT sum(gpu_seconds + overhead_gpu_seconds) AS seconds, sum(cost + overhead_cost)::float AS cost, "
         "sum(gpu_seconds) AS used FROM daily_usage"
     )
-    assert held_s > 400
+    assert held_s > 400 * HOUR_S
     assert days["seconds"] == pytest.approx(held_s, rel=0.02)
     assert days["cost"] == pytest.approx(held_s / 1000, rel=0.02)
     batches = on_gpus.sql("SELECT sum(gpu_seconds) AS seconds, sum(cost)::float AS cost FROM batches")[0]
@@ -141,16 +145,16 @@ def test_overhead_is_split_by_the_tokens_of_the_batches_that_the_job_served(on_g
     two_batches_and_idle_time(on_gpus)
     found = {row["project_id"]: row for row in on_gpus.sql("SELECT * FROM daily_usage")}
     assert found.keys() == {"p", "q"}
-    # 400 s after 2 and 6 lines; then 30 s after 2 and 10 lines.
-    assert found["p"]["overhead_gpu_seconds"] == pytest.approx(6 * (400 / 4 + 30 / 6), rel=0.05)
-    assert found["q"]["overhead_gpu_seconds"] == pytest.approx(6 * (400 * 3 / 4 + 30 * 5 / 6), rel=0.05)
+    # 400 hours after 2 and 6 lines; then 30 hours after 2 and 10 lines.
+    assert found["p"]["overhead_gpu_seconds"] == pytest.approx(6 * (400 / 4 + 30 / 6) * HOUR_S, rel=0.02)
+    assert found["q"]["overhead_gpu_seconds"] == pytest.approx(6 * (400 * 3 / 4 + 30 * 5 / 6) * HOUR_S, rel=0.02)
     assert (found["p"]["batches"], found["q"]["batches"], found["q"]["completed"]) == (1, 2, 10)
 
 
 def test_overhead_of_a_job_that_served_nothing_is_that_of_the_stack(on_gpus: Stack) -> None:
     job_without_work(on_gpus)
     [of_stack] = on_gpus.sql("SELECT * FROM daily_usage WHERE project_id = ''")
-    assert (of_stack["gpu_seconds"], of_stack["overhead_gpu_seconds"]) == (0, pytest.approx(420, rel=0.05))
+    assert (of_stack["gpu_seconds"], of_stack["overhead_gpu_seconds"]) == (0, pytest.approx(420 * HOUR_S, rel=0.02))
     [of_batch] = on_gpus.sql("SELECT * FROM daily_usage WHERE project_id = 'p'")
     assert (of_batch["batches"], of_batch["gpu_seconds"]) == (1, 0)
 
@@ -163,7 +167,7 @@ def test_end_that_is_looked_at_twice_counts_once(on_gpus: Stack) -> None:
         with on_gpus.pool.connection() as connection:
             split_gpu_seconds(connection, [on_gpus.job().id], is_last=True)
     [days] = on_gpus.sql("SELECT sum(overhead_gpu_seconds) AS seconds FROM daily_usage")
-    assert days["seconds"] == pytest.approx(600, rel=0.05)
+    assert days["seconds"] == pytest.approx(600 * HOUR_S, rel=0.02)
 
 
 def test_price_of_a_job_is_that_of_its_creation(on_gpus: Stack) -> None:
@@ -173,7 +177,7 @@ def test_price_of_a_job_is_that_of_its_creation(on_gpus: Stack) -> None:
     pass_time(on_gpus, 100)
     job.commit()
     done = on_gpus.advance()
-    assert (float(done["cost"]), done["currency"]) == (pytest.approx(0.6, rel=0.05), "USD")
+    assert (float(done["cost"]), done["currency"]) == (pytest.approx(600 * 3.6, rel=0.02), "USD")
 
 
 def test_usage_outlives_batches_and_is_kept_for_its_own_time(on_gpus: Stack) -> None:
@@ -205,8 +209,8 @@ def test_every_grouping_has_the_same_sum(
     since = (TODAY - timedelta(days=1)).isoformat()
     rows = usage(database_url, monkeypatch, "--since", since, "--by", by)
     seconds = [float(row["gpu_seconds"]) + float(row["overhead_gpu_seconds"]) for row in rows]
-    assert sum(seconds) == pytest.approx(6 * 580, rel=0.02)
-    assert sum(float(row["cost"]) for row in rows) == pytest.approx(0.006 * 580, rel=0.02)
+    assert sum(seconds) == pytest.approx(6 * 580 * HOUR_S, rel=0.02)
+    assert sum(float(row["cost"]) for row in rows) == pytest.approx(6 * 580 * 3.6, rel=0.02)
     assert sum(int(row["completed"]) for row in rows) == 12
     names = {"project": ["p", "q"], "model": ["demo"], "day": [TODAY.isoformat()],
              "batch": ["(overhead)", "batch_1", "(deleted batches)", "(overhead)", "batch_3"]}  # fmt: skip
@@ -221,7 +225,8 @@ def test_usage_is_a_table_with_a_total(on_gpus: Stack, database_url: str, monkey
     output = CliRunner().invoke(app, run, catch_exceptions=False).output.splitlines()
     assert [row.split("\t")[0] for row in output] == ["project", "p", "q", "total"]
     assert output[0].split("\t")[-1] == "cost"
-    assert output[-1].split("\t")[-1] == "3.48 USD"
+    amount, currency = output[-1].split("\t")[-1].split()
+    assert (float(amount.replace(",", "")), currency) == (pytest.approx(6 * 580 * 3.6, rel=0.02), "USD")
     nothing = ["usage", "--since", "2020-01-01", "--until", "2020-02-01"]
     assert len(CliRunner().invoke(app, nothing, catch_exceptions=False).output.splitlines()) == 1
 
