@@ -12,7 +12,7 @@ def capacity(*, data_dir: ClientDataDir = DEFAULT_DATA_DIR) -> None:
     with open_client(data_dir) as client:
         found: dict[str, Any] = client.get("/capacity", cast_to=dict[str, Any])
     target = console()
-    heads = ("accelerator", "slots", "running", "queued", "GPUs", "used", "free")
+    heads: tuple[str, ...] = ("accelerator", "slots", "running", "queued", "GPUs", "used", "free")
     rows = [
         [
             each["accelerator"],
