@@ -79,7 +79,7 @@ class StackConfig:
     @property
     def models_yaml(self) -> str:
         """The model catalogue that the service's pods read."""
-        return catalogue_yaml(self.models, self.file.accelerators)
+        return catalogue_yaml(self.models, self.file.accelerators, self.file.models_at_run_time)
 
     @property
     def pools(self) -> dict[str, NodePool]:

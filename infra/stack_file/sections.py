@@ -35,7 +35,7 @@ from infra.stack_file.values import (
 )
 from ray_job.contract.cluster import MIN_POSTGRES
 from service.config_sections import Section, key
-from service.model_catalogue import AcceleratorSection, Count, ModelEntry
+from service.model_catalogue import AcceleratorSection, Count, ModelEntry, ModelsAtRunTimeSection
 from service.oidc.section import OidcSection
 
 PROJECT: Final = "cloister"
@@ -392,6 +392,7 @@ class StackFile(Section):
     database: DatabaseSection = key("see below", {}, default=BundledDatabaseSection(kind="bundled"))
     object_store: ObjectStoreSection = key("see below", {}, default=BundledObjectStoreSection(kind="bundled"))
     models: Annotated[list[ModelEntry], Field(min_length=1)] = key("the models; see below", [])
+    models_at_run_time: ModelsAtRunTimeSection = key("see below", {}, default=ModelsAtRunTimeSection())
     transport: TransportSection = key("see below", {}, default=TransportSection())
     durability: DurabilitySection = key("see below", {}, default=DurabilitySection())
     trust: TrustSection = key("see below", {}, default=TrustSection())

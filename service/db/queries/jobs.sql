@@ -22,8 +22,9 @@ ORDER BY row_number() OVER (PARTITION BY project_id ORDER BY seq), seq
 LIMIT %(limit)s
 
 -- name: create_job
-INSERT INTO jobs (id, model, domain, model_key, project_id, token_sha256, accelerator, gpus, launch_after)
-VALUES (%(id)s, %(model)s, %(domain)s, %(model_key)s, %(project_id)s, %(token_sha256)s, %(accelerator)s, %(gpus)s, now())
+INSERT INTO jobs (id, model, domain, model_key, project_id, token_sha256, accelerator, gpus, model_digest, launch_after)
+VALUES (%(id)s, %(model)s, %(domain)s, %(model_key)s, %(project_id)s, %(token_sha256)s, %(accelerator)s, %(gpus)s,
+        %(model_digest)s, now())
 ON CONFLICT DO NOTHING
 RETURNING id
 
