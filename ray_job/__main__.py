@@ -13,7 +13,7 @@ from ray_job.core_dumps import WORKER_SETUP, disable_core_dumps
 from ray_job.errors import CoordinatorError, JobEndedError, JobError, describe_unexpected_error, find_job_error
 from ray_job.rounds import RoundsJob
 from ray_job.serving import DirectJob
-from ray_job.weights import require_model
+from ray_job.weights import require_model, verify_model
 
 logger = logging.getLogger("ray_job")
 
@@ -61,6 +61,8 @@ def main() -> int:
 async def _serve(spec: JobSpec, token: str) -> None:
     """Serve the model until there has been no work for a while."""
     require_model(spec.model.source)
+    if spec.model.engine != "direct":  # whose engines check what they load themselves
+        verify_model(spec.model)
     async with HttpCoordinator(spec.coordinator_url, token) as coordinator:
         job = DirectJob(spec, coordinator) if spec.model.engine == "direct" else RoundsJob(spec, coordinator)
         await job.run()

@@ -3,7 +3,7 @@
 JobError
 ├── EngineUnavailableError   the engine did not start: engine arguments, memory or model files;
 │   │                        or the endpoint of the http engine does not answer
-│   └── NoModelError         the object store has no such model, or one too large for its volume
+│   └── NoModelError         the object store has no such model, one too large for its volume, or a changed one
 ├── JobEndedError            the coordinator has ended the job
 ├── CoordinatorError         the coordinator refuses a request, or the job has no token
 ├── ObjectError              an object cannot be read or written
@@ -38,7 +38,7 @@ class EngineUnavailableError(JobError):
 
 
 class NoModelError(EngineUnavailableError):
-    """The model is missing, and another attempt would miss it too. The message names the remedy."""
+    """The model is missing or was changed, and so it would be in another attempt. The message names the remedy."""
 
     exit_code = EXIT_NO_MODEL
 

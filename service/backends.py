@@ -54,8 +54,8 @@ class Backends:
     Attributes:
         pool: connections to Postgres.
         store: the object store.
-        catalogue: the models that the stack serves.
-        catalogue_changed_at: aware UTC time of the last change to the catalogue.
+        catalogue: the models that the stack serves. They change while it runs, if operators may enable models.
+        catalogue_changed_at: aware UTC time of the last change to the catalogue's file.
         slots: how many jobs may run at the same time; projects take turns.
         retention_s: the most seconds for which files and ended batches are kept. A project can set another.
         workspace: the disk for uploads and partial results, and for plans and results of batches.

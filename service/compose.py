@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from service.adapters.open_object_store import open_object_store
 from service.backends import Backends, Slots
 from service.db import open_pool
-from service.model_catalogue import load_catalogue
+from service.model_catalogue import load_catalogue_file
+from service.models_at_run_time import LiveCatalogue
 from service.oidc.tokens import Issuer
 from service.receipts import read_key
 from service.settings import Settings
@@ -32,7 +33,7 @@ def open_backends(settings: Settings, *, max_connections: int = 10, deletes: boo
         KeysError: the public keys in ``CLOISTER_OIDC`` cannot be used.
         ObjectStoreError: the directory of the object store cannot be created.
     """
-    catalogue = load_catalogue(settings.models_path)
+    file = load_catalogue_file(settings.models_path)
     keys = read_encryption_keys(settings.encryption_keys_file) if settings.encryption_keys_file else None
     receipt_key = {"receipt_key": read_key(settings.receipt_key_file)} if deletes else {}
     store = open_object_store(settings.object_store)
@@ -40,7 +41,7 @@ def open_backends(settings: Settings, *, max_connections: int = 10, deletes: boo
         yield Backends(
             pool=pool,
             store=store,
-            catalogue=catalogue,
+            catalogue=LiveCatalogue(file, pool) if file.at_run_time.allow else file.models,
             catalogue_changed_at=datetime.fromtimestamp(settings.models_path.stat().st_mtime, UTC),
             slots=Slots(default=settings.max_running_jobs, by_accelerator=settings.max_running_jobs_by_accelerator),
             retention_s=settings.retention_days * 24 * 3600,

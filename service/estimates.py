@@ -15,6 +15,7 @@ KEPT_MEASUREMENTS: Final = 20
 """Measurements that are kept of each model."""
 # Settings that change neither an engine's speed nor its tokens.
 _OTHER_SETTINGS: Final = (
+    "digest",  # the source of a pushed model names it
     "concurrency",
     "batch_size",
     "max_concurrent_batches",

@@ -4,11 +4,10 @@
 The stack file's entries are written to the ``models.yaml`` that the service's pods read.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
@@ -28,6 +27,9 @@ from ray_job.contract.accelerators import (
 from ray_job.contract.cluster import GPU_RESOURCE
 from ray_job.contract.job_spec import EngineKind, ModelSpec, Sharing
 from ray_job.contract.lines import ENDPOINTS
+from ray_job.contract.model_manifest import DIGEST
+from ray_job.contract.object_keys import MODELS_PREFIX, model_prefix
+from ray_job.contract.weights import MODELS_DIRECTORY
 from service.config_sections import Problem, Section, Step, key, problems_of, unknown_key
 from service.errors import SettingsError
 from service.unsafe_engine_args import unsafe_arg_problems
@@ -49,7 +51,7 @@ _OWN_KEYS: Final = MappingProxyType(
         "pipeline_parallel_size": "pipeline_parallel_size",
     }
 )
-_FILE_KEYS: Final = ("accelerators", "models", "prices")
+_FILE_KEYS: Final = ("accelerators", "models", "models_at_run_time", "prices")
 # The name is also that of a node pool, and so part of labels and of pods' names.
 _ACCELERATOR_NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,28}[a-z0-9])?")
 _ADVICE: Final = MappingProxyType({"dtype": "Use float16.", "kv_cache_dtype": "Leave it out."})
@@ -69,8 +71,15 @@ class ModelEntry(Section):
 
     id: Annotated[str, Field(min_length=1, max_length=128)] = key("the name that requests use", "llama-3.1-8b")
     source: Annotated[str, Field(min_length=1)] | None = key(
-        "the directory of the model, or any name that vLLM accepts; required except in the `http` engine",
+        "the directory of the model, or any name that vLLM accepts; this or `digest` is required except in the `http` "
+        "engine",
         "/models/llama-3.1-8b-instruct",
+        default=None,
+    )
+    digest: Annotated[str, Field(pattern=f"^{DIGEST.pattern}$")] | None = key(
+        "instead of `source`: the digest of a model that `cloister models push` stored; jobs check each file that they "
+        "load against it",
+        "sha256:9f2c5a0e4b1d7c83f6a9e2b05d4c7188a3f0e6d95b2c41708e6fd3a92b5c7d10",
         default=None,
     )
     engine: EngineKind = key("what answers requests", "processor", default="direct")
@@ -135,17 +144,21 @@ class ModelEntry(Section):
     )
     limits: ModelLimits = key("see below", {}, default=ModelLimits())
 
-    def catalogue_model(self) -> "CatalogueModel":
-        """Return the model as the service and its jobs use it."""
-        own = {"endpoints", "limits", "source", "weights_gib", "unsafe_engine_args", "node_pool"}
+    def catalogue_model(self, prices: "Mapping[str, PriceSection]" = MappingProxyType({})) -> "CatalogueModel":
+        """Return the model as the service and its jobs use it, with the price of its accelerator."""
+        own = {"endpoints", "limits", "source", "digest", "weights_gib", "unsafe_engine_args", "node_pool"}
         fields = self.model_dump(exclude=own)
+        source, digest = self.source or self.id, self.digest or ""
+        if digest:
+            source = str(PurePosixPath(MODELS_DIRECTORY, model_prefix(digest).removeprefix(MODELS_PREFIX)))
         return CatalogueModel(
-            spec=ModelSpec(source=self.source or self.id, **fields),
+            spec=ModelSpec(source=source, digest=digest, **fields),
             endpoints=tuple(endpoint for endpoint in ENDPOINTS if endpoint in self.endpoints),
             limits=self.limits,
             weights_gib=self.weights_gib,
             unsafe_engine_args=self.unsafe_engine_args,
             node_pool=self.node_pool or "",
+            price=prices.get(self.accelerator),
         )
 
 
@@ -199,6 +212,15 @@ Accelerators = dict[str, AcceleratorSection]
 Prices = dict[str, PriceSection]
 
 
+class ModelsAtRunTimeSection(Section):
+    """Models that operators enable while the stack runs, besides those of `models`."""
+
+    allow: bool = key(
+        "let `cloister models enable` add models; otherwise `models` is the only source", True, default=False
+    )
+    accelerators: list[str] = key("what the engines of these models may run on", ["a10g"], default=[])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueModel:
     """One model: what the job needs (``spec``), and which endpoints it answers within which limits.
@@ -226,7 +248,26 @@ class CatalogueModel:
 Catalogue = Mapping[str, CatalogueModel]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueFile:
+    """Content of a catalogue file: models by id, the accelerator table, which models may be added, and prices."""
+
+    models: Catalogue
+    accelerators: Mapping[str, Accelerator]
+    at_run_time: ModelsAtRunTimeSection = field(default_factory=ModelsAtRunTimeSection)
+    prices: "Prices" = field(default_factory=dict)
+
+
 def load_catalogue(path: Path | str) -> Catalogue:
+    """Read the models of a catalogue file.
+
+    Raises:
+        SettingsError: see ``load_catalogue_file``.
+    """
+    return load_catalogue_file(path).models
+
+
+def load_catalogue_file(path: Path | str) -> CatalogueFile:
     """Read a catalogue file.
 
     Raises:
@@ -240,10 +281,19 @@ def load_catalogue(path: Path | str) -> Catalogue:
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"the model catalogue {path} is not YAML: {error}") from error
-    return parse_catalogue(raw, name=str(path))
+    return parse_catalogue_file(raw, name=str(path))
 
 
-def parse_catalogue(raw: Any, *, name: str = "models.yaml") -> Catalogue:
+def parse_catalogue(raw: Any) -> Catalogue:
+    """Check a catalogue that a YAML parser has read, and return its models.
+
+    Raises:
+        SettingsError: see ``load_catalogue_file``.
+    """
+    return parse_catalogue_file(raw).models
+
+
+def parse_catalogue_file(raw: Any, *, name: str = "models.yaml") -> CatalogueFile:
     """Check a catalogue that a YAML parser has read.
 
     Args:
@@ -251,7 +301,7 @@ def parse_catalogue(raw: Any, *, name: str = "models.yaml") -> Catalogue:
         name: the file's name in messages.
 
     Raises:
-        SettingsError: see ``load_catalogue``.
+        SettingsError: see ``load_catalogue_file``.
     """
     if not isinstance(raw, Mapping):
         raise SettingsError(f"the model catalogue {name} is wrong: it must be a mapping with the key models")
@@ -263,17 +313,40 @@ def parse_catalogue(raw: Any, *, name: str = "models.yaml") -> Catalogue:
     own, wrong_accelerators = parse_accelerators(raw.get("accelerators", {}))
     accelerators = accelerator_table(own)
     entries, wrong_models = parse_models(raw.get("models"), accelerators)
+    at_run_time, wrong_at_run_time = parse_models_at_run_time(raw.get("models_at_run_time", {}), accelerators)
     prices, wrong_prices = parse_prices(raw.get("prices", {}), accelerators)
-    problems += [*wrong_accelerators, *wrong_models, *wrong_prices]
+    problems += [*wrong_accelerators, *wrong_models, *wrong_at_run_time, *wrong_prices]
     if problems:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise SettingsError(f"the model catalogue {name} is wrong:{lines}")
-    return MappingProxyType(
-        {
-            entry.id: dataclasses.replace(entry.catalogue_model(), price=prices.get(entry.accelerator))
-            for entry in entries.values()
-        }
-    )
+    models = MappingProxyType({entry.id: entry.catalogue_model(prices) for entry in entries.values()})
+    return CatalogueFile(models=models, accelerators=accelerators, at_run_time=at_run_time, prices=prices)
+
+
+def parse_models_at_run_time(
+    raw: Any, accelerators: Mapping[str, Accelerator]
+) -> tuple[ModelsAtRunTimeSection, list[Problem]]:
+    """Check the section ``models_at_run_time``. Return it, or one that allows no models, and what is wrong."""
+    try:
+        section = ModelsAtRunTimeSection.model_validate(raw)
+    except ValidationError as error:
+        return ModelsAtRunTimeSection(), problems_of(error, ModelsAtRunTimeSection, raw, at=("models_at_run_time",))
+    return section, models_at_run_time_problems(section, accelerators)
+
+
+def models_at_run_time_problems(
+    section: ModelsAtRunTimeSection, accelerators: Mapping[str, Accelerator]
+) -> list[Problem]:
+    """Return what contradicts the table of accelerators in the section ``models_at_run_time``."""
+    at: tuple[Step, ...] = ("models_at_run_time", "accelerators")
+    problems = [
+        Problem(path=(*at, index), message=unknown_key(name, list(accelerators), kind="accelerator"))
+        for index, name in enumerate(section.accelerators)
+        if name not in accelerators
+    ]
+    if section.allow and not section.accelerators:
+        problems.append(Problem(path=at, message="is required with allow: true: what these models may run on"))
+    return problems
 
 
 def parse_accelerators(raw: Any) -> tuple[Accelerators, list[Problem]]:
@@ -377,13 +450,23 @@ def catalogue_yaml(
     entries: Mapping[int, ModelEntry],
     own: Mapping[str, AcceleratorSection],
     prices: Mapping[str, PriceSection] = MappingProxyType({}),
+    at_run_time: ModelsAtRunTimeSection | None = None,
 ) -> str:
-    """Write ``models.yaml``: the keys that the entries set, the accelerators that the table lacks, and the prices."""
+    """Write ``models.yaml``: the keys that the entries set, and the accelerators that the built-in table lacks.
+
+    Args:
+        entries: the models by index.
+        own: the accelerators that the built-in table lacks.
+        prices: prices by accelerator.
+        at_run_time: which models operators may add.
+    """
     content: dict[str, Any] = {"models": [entry.model_dump(exclude_unset=True) for entry in entries.values()]}
     if own:
         content["accelerators"] = {name: section.model_dump(exclude_unset=True) for name, section in own.items()}
     if prices:
         content["prices"] = {name: section.model_dump() for name, section in prices.items()}
+    if at_run_time and at_run_time.allow:
+        content["models_at_run_time"] = {"allow": True, "accelerators": list(at_run_time.accelerators)}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
@@ -397,9 +480,13 @@ def _entry_problems(
                 ("base_url",),
                 "the http engine needs the URL of an endpoint that ends in /v1, e.g. http://host:8000/v1",
             )
+        if entry.digest:
+            yield ("digest",), "the http engine loads no model: its endpoint does; leave it out"
     else:
-        if entry.source is None:
-            yield ("source",), "is required: a directory or any model id that vLLM accepts"
+        if entry.source is None and entry.digest is None:
+            yield ("source",), "is required: a directory or any model id that vLLM accepts; or set digest"
+        elif entry.source and entry.digest:
+            yield ("digest",), "names the model, and so does source; set one of them"
         if entry.base_url:
             yield ("base_url",), f"belongs to the http engine only, this is engine {entry.engine}"
     arguments = {name.replace("-", "_"): value for name, value in entry.engine_args.items()}

@@ -109,4 +109,5 @@ def _ray_job_templates(
         has_ca_bundle=bool(file.trust.ca_bundle),
         priority_class=priority_class,
     )
-    return ray_job_templates(config.catalogue, args)
+    at_run_time = file.models_at_run_time
+    return ray_job_templates(config.catalogue, args, at_run_time=at_run_time.accelerators if at_run_time.allow else ())

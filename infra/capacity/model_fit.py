@@ -1,14 +1,6 @@
 """Checks that models fit the stack's pools, before anything is deployed.
 
-Memory of one GPU, in GiB::
-
-    share of the weights + 2 + 10 % of the GPU  <=  gpu_memory_utilization (0.9 by default) * the GPU
-
-The share of the weights is ``weights_gib`` divided by the GPUs of an engine, and a tenth more for several GPUs:
-embeddings and norms are on each of them, and layers do not divide evenly. 2 GiB are for activations, CUDA graphs and
-communication. 10 % is the smallest key-value cache with which a batch is worth its GPU. The GPU is what its driver
-reports, 22.5 GiB on an A10G. A model that passes can still be too large for its ``max_model_len``; the engine reports
-that when it starts.
+``ray_job.contract.model_fit`` has the rules of a GPU's memory.
 """
 
 import re
@@ -19,13 +11,10 @@ from typing import Final
 from infra.capacity.job_sizes import hosts_per_engine
 from infra.capacity.pools import IMAGE_VARIANTS, NodePool, RayImage, pools_of
 from ray_job.contract.accelerators import ImageVariant, capability_text
+from ray_job.contract.model_fit import needed_gib, usable_gib
 from ray_job.contract.weights import MODELS_DIRECTORY
 from service.model_catalogue import CatalogueModel
 
-OVERHEAD_GIB: Final = 2.0
-CACHE_SHARE: Final = 0.1
-SPLIT_FACTOR: Final = 1.1
-DEFAULT_UTILIZATION: Final = 0.9
 MIN_MEMORY_GIB: Final = 8
 # A model on CPUs: vLLM, Ray and the operating system's file cache. Its key-value cache is a quarter.
 _CPU_OVERHEAD_GIB: Final = 3.0
@@ -147,10 +136,8 @@ def _gpu_problems(model: CatalogueModel, pool: NodePool) -> Iterator[str]:
         )
         return
     gpu_gib = pool.gpu_memory_mib / 1024
-    utilization = spec.engine_args.get("gpu_memory_utilization", DEFAULT_UTILIZATION)
-    usable = (float(utilization) if isinstance(utilization, int | float) else DEFAULT_UTILIZATION) * gpu_gib
-    share = model.weights_gib / gpus * (SPLIT_FACTOR if gpus > 1 else 1.0)
-    needed = share + OVERHEAD_GIB + CACHE_SHARE * gpu_gib
+    usable = usable_gib(spec.engine_args, gpu_gib=gpu_gib)
+    needed = needed_gib(model.weights_gib, gpus=gpus, gpu_gib=gpu_gib)
     if needed > usable:
         yield (
             f"weights_gib: {model.weights_gib:g} GiB on {gpus} GPU(s) need {needed:.1f} GiB of each; an engine gets "

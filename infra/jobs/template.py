@@ -8,6 +8,7 @@ stores the submission id before it submits the job, so a repeated request does n
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 from infra.capacity.job_sizes import (
@@ -23,6 +24,7 @@ from infra.jobs.pods import COMPONENT, RayJobArgs, autoscaler_options, head_pod,
 from infra.jobs.weights import PodWeights, pod_weights
 from infra.stack_file.sections import JobsSection
 from ray_job.contract.cluster import RAY_METRICS_PORT, job_templates_name
+from ray_job.contract.job_spec import ModelSpec
 from ray_job.contract.rayjobs import (
     FINGERPRINT_ANNOTATION,
     GROUP,
@@ -32,27 +34,41 @@ from ray_job.contract.rayjobs import (
     STUCK_LIMIT_ANNOTATION,
     VERSION,
     model_fingerprint,
+    run_time_template_key,
     template_key,
 )
+from ray_job.contract.weights import MODELS_DIRECTORY
 from service.model_catalogue import Catalogue, CatalogueModel
 
 ENTRYPOINT: Final = "python -m ray_job"
 # A failed cluster is kept for a moment, so that the launcher can read the reason from its pods.
 _KEEP_FAILED_CLUSTER_S: Final = 60
+# No manifest has it, so a pod that the launcher did not complete loads nothing.
+_NO_DIGEST: Final = f"sha256:{'0' * 64}"
 # The API server refuses more than 1 MiB: https://kubernetes.io/docs/concepts/configuration/configmap/
 _CONFIG_MAP_BYTES: Final = 900_000
 
 
-def ray_job_templates(catalogue: Catalogue, args: RayJobArgs) -> dict[str, dict[str, str]]:
-    """Return the JSON of each model's RayJob by ConfigMap and file name. Many models need several ConfigMaps."""
+def ray_job_templates(
+    catalogue: Catalogue, args: RayJobArgs, *, at_run_time: Sequence[str] = ()
+) -> dict[str, dict[str, str]]:
+    """Return the JSON of each model's RayJob by ConfigMap and file name. Many models need several ConfigMaps.
+
+    Args:
+        catalogue: the models of the stack file.
+        args: what all templates share.
+        at_run_time: accelerators of models that operators enable while the stack runs; each has a template too.
+    """
+    templates = {template_key(model.id): model for model in catalogue.values()}
+    templates |= {run_time_template_key(accelerator): _model_at_run_time(accelerator) for accelerator in at_run_time}
     config_maps: list[dict[str, str]] = [{}]
     size = 0
-    for model in catalogue.values():
+    for file, model in templates.items():
         text = json.dumps(ray_job_template(model, args), separators=(",", ":"))
         if size + len(text) > _CONFIG_MAP_BYTES:
             config_maps.append({})
             size = 0
-        config_maps[-1][template_key(model.id)] = text
+        config_maps[-1][file] = text
         size += len(text)
     return {job_templates_name(number): files for number, files in enumerate(config_maps)}
 
@@ -103,6 +119,14 @@ def ray_job_template(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:
             "rayClusterSpec": _cluster(model, args),
         },
     }
+
+
+def _model_at_run_time(accelerator: str) -> CatalogueModel:
+    """Return a stand-in for a model that nobody knows yet. The launcher replaces its name, directory and digest."""
+    spec = ModelSpec(
+        id="model-at-run-time", source=f"{MODELS_DIRECTORY}/model", digest=_NO_DIGEST, accelerator=accelerator
+    )
+    return CatalogueModel(spec=spec)
 
 
 def _cluster(model: CatalogueModel, args: RayJobArgs) -> dict[str, Any]:

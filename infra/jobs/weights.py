@@ -75,6 +75,7 @@ def pod_weights(
         volume_gib=volume_gib,
         engine_volume_gib=engine_gib,
         load_format=str(model.spec.engine_args.get("load_format", "auto")),
+        digest=model.spec.digest,
     )
     return PodWeights(
         volumes=(

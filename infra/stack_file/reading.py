@@ -79,7 +79,8 @@ class StackConfig:
     @property
     def models_yaml(self) -> str:
         """The model catalogue that the service's pods read."""
-        return catalogue_yaml(self.models, self.file.accelerators, self.file.prices)
+        file = self.file
+        return catalogue_yaml(self.models, file.accelerators, file.prices, file.models_at_run_time)
 
     @property
     def pools(self) -> dict[str, NodePool]:

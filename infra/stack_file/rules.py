@@ -34,14 +34,21 @@ from infra.stack_file.sections import (
     ImageWeightsSection,
     LimitsSection,
     MonitoringSection,
+    ObjectStoreWeightsSection,
     S3ObjectStoreSection,
     TransportSection,
     TrustSection,
 )
 from ray_job.contract.accelerators import Accelerator
 from ray_job.contract.cluster import MIN_KUBERAY
+from ray_job.contract.object_keys import MODELS_PREFIX
 from service.config_sections import unknown_key
-from service.model_catalogue import CatalogueModel, price_problems
+from service.model_catalogue import (
+    CatalogueModel,
+    ModelsAtRunTimeSection,
+    models_at_run_time_problems,
+    price_problems,
+)
 
 if TYPE_CHECKING:
     from infra.stack_file.cluster_sections import DevicePluginSection, ImagesSection, KubeRaySection, NetworkSection
@@ -75,6 +82,7 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
     yield from map(str, price_problems(sections.get("prices", {}), accelerators))
     yield from image_rules(sections)
     yield from pool_rules(sections, models, pools, accelerators)
+    yield from pushed_model_rules(sections, models, pools, accelerators)
     if pools:
         yield from limit_rules(sections, models, pools)
         yield from room_rules(sections, models, pools)
@@ -197,6 +205,33 @@ def pool_rules(
     plugin: DevicePluginSection | None = sections.get("device_plugin")
     if pools and plugin and plugin.install and not any(pool.gpus_per_node for pool in pools.values()):
         yield "device_plugin.install: the stack has no GPU pool; add one below node_pools, or set false"
+
+
+def pushed_model_rules(
+    sections: Sections, models: Models, pools: Mapping[str, NodePool], accelerators: Mapping[str, Accelerator]
+) -> Problems:
+    """Check that jobs copy pushed models, and that models at run time have pools and images."""
+    at_run_time: ModelsAtRunTimeSection | None = sections.get("models_at_run_time")
+    images: ImagesSection | None = sections.get("images")
+    weights = sections.get("model_weights")
+    users = [f"models[{index}].digest is set" for index, model in models.items() if model.spec.digest]
+    if at_run_time:
+        yield from map(str, models_at_run_time_problems(at_run_time, accelerators))
+    if at_run_time and at_run_time.allow:
+        users.append("models_at_run_time.allow is true")
+        for index, name in enumerate(at_run_time.accelerators):
+            at = f"models_at_run_time.accelerators[{index}]"
+            if pools and not pools_with(pools, name):
+                yield f"{at}: needs a pool with the accelerator {name} below node_pools; add it, or leave this out"
+            if images and name in accelerators and accelerators[name].image_variant not in images.ray:
+                yield f"images.ray_{accelerators[name].image_variant}: is required because {at} is {name}"
+    prefix = MODELS_PREFIX.rstrip("/")
+    is_copied = isinstance(weights, ObjectStoreWeightsSection) and weights.prefix.strip("/") == prefix
+    if users and weights and not is_copied:
+        yield (
+            f"model_weights: must be {{kind: object_store, prefix: {prefix}}}, where `cloister models push` stores "
+            f"models, because {users[0]}"
+        )
 
 
 def _gpu_pool_rules(pool: NodePool, first: NodePool) -> Problems:

@@ -35,7 +35,7 @@ from infra.stack_file.values import (
 )
 from ray_job.contract.cluster import MIN_POSTGRES
 from service.config_sections import Section, key
-from service.model_catalogue import AcceleratorSection, Count, ModelEntry, PriceSection
+from service.model_catalogue import AcceleratorSection, Count, ModelEntry, ModelsAtRunTimeSection, PriceSection
 from service.oidc.section import OidcSection
 
 PROJECT: Final = "cloister"
@@ -395,6 +395,7 @@ class StackFile(Section):
     prices: dict[str, PriceSection] = key(
         "prices of accelerators by name, from which the costs of batches follow; see below", {}, default={}
     )
+    models_at_run_time: ModelsAtRunTimeSection = key("see below", {}, default=ModelsAtRunTimeSection())
     transport: TransportSection = key("see below", {}, default=TransportSection())
     durability: DurabilitySection = key("see below", {}, default=DurabilitySection())
     trust: TrustSection = key("see below", {}, default=TrustSection())

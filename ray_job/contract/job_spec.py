@@ -46,6 +46,8 @@ class ModelSpec:
     Attributes:
         id: the name that requests use, e.g. ``llama-3.1-8b``.
         source: a directory or any id that vLLM accepts as ``--model``.
+        digest: of the manifest of a pushed model, ``sha256:…``, which its files must match; empty for a model that
+            nobody pinned.
         engine: the engine.
         accelerator: what one engine worker runs on: ``cpu`` or the name of a GPU.
         engine_args: vLLM's engine arguments by their Python names, e.g. ``{"max_model_len": 8192}``.
@@ -66,6 +68,7 @@ class ModelSpec:
 
     id: str
     source: str
+    digest: str = ""
     engine: EngineKind = "direct"
     accelerator: str = "cpu"
     engine_args: Mapping[str, Any] = field(default_factory=dict)

@@ -7,6 +7,8 @@ batches/{batch_id}/prompt_rules.json  how the engine of its job counts prompts
 batches/{batch_id}/measurement.json   what its job measured
 jobs/{job_id}/prompt_rules.json       how the engine of a job counts prompts
 prompt_rules/{model_key}.json         how the engines of a model count prompts, which jobs cannot write
+models/{digest}/{path}                a file of a pushed model; the digest is the SHA-256 of its manifest
+models/{digest}/manifest.json         the manifest: see ray_job.contract.model_manifest
 stacks/{stack_id}                     a mark of each database that these objects belong to: the head of its audit log
 """
 
@@ -15,8 +17,12 @@ import re
 import secrets
 from collections.abc import Sequence
 
+from ray_job.contract.model_manifest import MANIFEST_NAME
+
 STACKS_PREFIX = "stacks/"
 """Prefix of the marks of databases."""
+MODELS_PREFIX = "models/"
+"""Prefix of the models that jobs load, pushed or copied there."""
 
 
 def file_key(file_id: str) -> str:
@@ -62,6 +68,20 @@ def prompt_rules_key(model_key: str) -> str:
 def stack_key(stack_id: str) -> str:
     """Return the key of the mark of a database."""
     return f"{STACKS_PREFIX}{stack_id}"
+
+
+def model_prefix(digest: str) -> str:
+    """Return the prefix of the files of a pushed model.
+
+    Args:
+        digest: ``sha256:`` and 64 hexadecimal digits.
+    """
+    return f"{MODELS_PREFIX}{digest.removeprefix('sha256:')}/"
+
+
+def manifest_key(digest: str) -> str:
+    """Return the key of the manifest of a pushed model."""
+    return f"{model_prefix(digest)}{MANIFEST_NAME}"
 
 
 def part_key(batch_id: str, lines: Sequence[int]) -> str:

@@ -1,7 +1,8 @@
 """Names and rules that the Pulumi program and the launcher share: the program renders a RayJob template for each model.
 
 A template is a complete RayJob in JSON. The launcher sets its name, one label of it and its pods, the job spec and the
-Secret with the job's token only.
+Secret with the job's token only. For models that operators enable while the stack runs, there is a template for each
+accelerator; the launcher also sets the model in these.
 """
 
 import dataclasses
@@ -67,6 +68,11 @@ def template_key(model_id: str) -> str:
     plain = re.sub(r"[^a-z0-9.]+", "-", model_id.lower()).strip("-.")[:60]
     digest = hashlib.sha256(model_id.encode()).hexdigest()[:10]
     return f"{plain}-{digest}.json" if plain else f"{digest}.json"
+
+
+def run_time_template_key(accelerator: str) -> str:
+    """Return the file name of the template for models that operators enable on an accelerator while the stack runs."""
+    return f"run-time.{accelerator}.json"
 
 
 def model_fingerprint(model: ModelSpec) -> str:

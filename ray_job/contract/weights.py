@@ -22,6 +22,7 @@ class WeightsCopy:
         whole: copy the weights too. Without them the copy can only render and tokenize prompts.
         volume_gib: the size of the volume that holds the directory, in GiB.
         engine_volume_gib: the size of the volume of an engine's pod, which gets the weights too, in GiB.
+        digest: of the model's manifest, which every copied file must match; empty for a model that nobody pinned.
         load_format: vLLM's engine argument. With ``auto``, weights that vLLM would not load are left out.
     """
 
@@ -32,6 +33,7 @@ class WeightsCopy:
     volume_gib: int
     engine_volume_gib: int
     load_format: str
+    digest: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> "WeightsCopy":

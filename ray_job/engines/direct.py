@@ -35,7 +35,7 @@ from ray_job.rows import (
     refused,
     timed_out,
 )
-from ray_job.weights import require_model
+from ray_job.weights import require_model, verify_model
 
 # Rows in flight per sequence that the engine runs at once: some wait inside the engine for a free place.
 WINDOW_PER_SEQUENCE: Final = 1.1
@@ -91,9 +91,10 @@ class DirectEngine:
         """Start the engine and wait until it is ready.
 
         Raises:
-            EngineUnavailableError: the engine ended first, or its model is missing.
+            EngineUnavailableError: the engine ended first, or its model is missing or was changed.
         """
         require_model(self._model.source)
+        await asyncio.to_thread(verify_model, self._model)
         self._process = EngineProcess(engine_flags(server_args(self._model)))
         await self._process.wait_ready()
         self._session = aiohttp.ClientSession()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from threading import Lock
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 import structlog
@@ -19,7 +19,7 @@ import structlog
 from ray_job.contract.job_spec import JobSpec, ModelSpec
 from ray_job.contract.rayjobs import RayJobNameError, rayjob_name
 from service.adapters.rayjob_status import Place, RayJobView, job_status, place_of, waiting_pods
-from service.adapters.rayjob_templates import Template, network_policy, rayjob, token_secret
+from service.adapters.rayjob_templates import Template, network_policy, rayjob, token_secret, with_model
 from service.adapters.rayjob_watch import RayJobWatch
 from service.adapters.rayjobs_api import RayJobsApi
 from service.errors import LauncherError
@@ -39,12 +39,20 @@ class KubeRayLauncher:
 
     Args:
         api: the API of the namespace of the jobs.
-        templates: the RayJob template of each model, by the model's id.
+        templates: the RayJob template of each model of the stack file, by the model's id.
+        at_run_time: the RayJob template of models that operators enable, by their accelerator.
     """
 
-    def __init__(self, api: RayJobsApi, templates: Mapping[str, Template]) -> None:
+    def __init__(
+        self,
+        api: RayJobsApi,
+        templates: Mapping[str, Template],
+        *,
+        at_run_time: Mapping[str, Template] = MappingProxyType({}),
+    ) -> None:
         self._api = api
         self._templates = templates
+        self._at_run_time = at_run_time
         self._watch = RayJobWatch(api, tidy=self._tidy)
         self._lock = Lock()
         self._waiting: dict[str, str] = {}
@@ -71,7 +79,7 @@ class KubeRayLauncher:
 
     def refusal(self, model: ModelSpec) -> str:
         """See ``service.ports.Launcher.refusal``."""
-        if model.id in self._templates:
+        if self._template(model) is not None:
             return ""
         return (
             f"it has no RayJob template, because no node pool has its accelerator, {model.accelerator}; "
@@ -80,7 +88,7 @@ class KubeRayLauncher:
 
     def launch(self, spec: JobSpec, token: str) -> None:
         """See ``service.ports.Launcher.launch``. A repeated launch replaces the token in the job's Secret."""
-        template = self._templates.get(spec.model.id)
+        template = self._template(spec.model)
         if template is None:
             raise LauncherError(f"cannot launch {spec.job_id}: {spec.model.id}: {self.refusal(spec.model)}")
         name = _rayjob_name(spec.job_id)
@@ -113,6 +121,12 @@ class KubeRayLauncher:
             return
         self._api.delete(name)
         self._watch.forget(name)
+
+    def _template(self, model: ModelSpec) -> Template | None:
+        if template := self._templates.get(model.id):
+            return template
+        template = self._at_run_time.get(model.accelerator) if model.digest else None
+        return None if template is None else with_model(template, model)
 
     def _view(self, name: str) -> RayJobView | None:
         if (known := self._watch.view(name)) is not None:

@@ -17,7 +17,7 @@ def open_launcher(settings: Settings, catalogue: Catalogue, environment: Mapping
 
     Args:
         settings: the kind of launcher, and the address of Ray or Kubernetes.
-        catalogue: the models that jobs will run.
+        catalogue: the models of the catalogue file.
         environment: the environment of this process.
 
     Raises:
@@ -26,7 +26,7 @@ def open_launcher(settings: Settings, catalogue: Catalogue, environment: Mapping
     if settings.launcher == "kuberay":
         try:
             from service.adapters.kuberay_launcher import KubeRayLauncher
-            from service.adapters.rayjob_templates import load_templates
+            from service.adapters.rayjob_templates import load_run_time_templates, load_templates
             from service.adapters.rayjobs_api import RayJobsApi, open_client
         except ModuleNotFoundError as error:
             raise SettingsError(
@@ -34,7 +34,9 @@ def open_launcher(settings: Settings, catalogue: Catalogue, environment: Mapping
             ) from error
         namespace = settings.kubernetes_namespace
         templates = load_templates(settings.ray_job_templates, catalogue, namespace=namespace)
-        with KubeRayLauncher(RayJobsApi(open_client(settings.kubeconfig), namespace), templates) as kuberay:
+        at_run_time = load_run_time_templates(settings.ray_job_templates, namespace=namespace)
+        api = RayJobsApi(open_client(settings.kubeconfig), namespace)
+        with KubeRayLauncher(api, templates, at_run_time=at_run_time) as kuberay:
             yield kuberay
         return
     token_path = environment.get("RAY_AUTH_TOKEN_PATH", "")  # Ray's own variable
@@ -42,5 +44,8 @@ def open_launcher(settings: Settings, catalogue: Catalogue, environment: Mapping
         token = Path(token_path).read_text().strip() if token_path else ""
     except OSError as error:
         raise SettingsError(f"RAY_AUTH_TOKEN_PATH: cannot read {token_path}: {error.strerror}") from error
-    with RayJobsLauncher(settings.ray_address, entrypoint=settings.job_entrypoint, token=token) as ray_jobs:
+    objects = Path(settings.object_store.root) if settings.object_store.kind == "directory" else None
+    with RayJobsLauncher(
+        settings.ray_address, entrypoint=settings.job_entrypoint, token=token, objects=objects
+    ) as ray_jobs:
         yield ray_jobs

@@ -3,7 +3,9 @@
 Source of the routes and fields: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html
 """
 
+import dataclasses
 import re
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -13,6 +15,7 @@ import httpx
 from ray_job.contract.exit_codes import EXIT_NO_MODEL
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, ModelSpec
 from ray_job.contract.leases import TOKEN_VARIABLE
+from ray_job.contract.object_keys import model_prefix
 from service.errors import LauncherError
 from service.ports import JobState, JobStatus
 
@@ -44,11 +47,13 @@ class RayJobsLauncher:
         address: the HTTP address of Ray's dashboard, e.g. ``http://127.0.0.1:8265``.
         entrypoint: the shell command of a job.
         token: Ray's authentication token; empty for a Ray without token authentication.
+        objects: the directory of the object store, which all nodes can read; None for a store in S3.
     """
 
-    def __init__(self, address: str, *, entrypoint: str, token: str = "") -> None:
+    def __init__(self, address: str, *, entrypoint: str, token: str = "", objects: Path | None = None) -> None:
         self._address = address
         self._entrypoint = entrypoint
+        self._objects = objects
         # Ignores proxies of the environment: the cluster is in the same network, and the job spec must not leave it.
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._client = httpx.Client(base_url=address, timeout=TIMEOUT_S, trust_env=False, headers=headers)
@@ -61,12 +66,23 @@ class RayJobsLauncher:
     ) -> None:
         self._client.close()
 
-    def refusal(self, model: ModelSpec) -> str:  # noqa: ARG002 - part of the port
+    def refusal(self, model: ModelSpec) -> str:
         """See ``service.ports.Launcher.refusal``. Ray reports the nodes that it has, not those that it could get."""
+        if model.digest and self._objects is None:
+            return (
+                "its digest names a model in S3, and jobs on a running Ray read models from directories only; the "
+                "operator of this stack can set its source to a directory on the nodes instead"
+            )
         return ""
 
     def launch(self, spec: JobSpec, token: str) -> None:
-        """See ``service.ports.Launcher.launch``. A repeated launch does not change the token."""
+        """See ``service.ports.Launcher.launch``. A repeated launch does not change the token.
+
+        A pushed model is read in place, in the directory of the object store.
+        """
+        if spec.model.digest and self._objects is not None:
+            source = str(self._objects / model_prefix(spec.model.digest).rstrip("/"))
+            spec = dataclasses.replace(spec, model=dataclasses.replace(spec.model, source=source))
         request = {
             "submission_id": spec.job_id,
             "entrypoint": self._entrypoint,

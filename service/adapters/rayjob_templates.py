@@ -2,24 +2,28 @@
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec
+from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, JobSpec, ModelSpec
+from ray_job.contract.object_keys import model_prefix
 from ray_job.contract.rayjobs import (
     FINGERPRINT_ANNOTATION,
     GROUP,
     JOB_LABEL,
+    MODEL_ANNOTATION,
     TOKEN_KEY,
     TOKEN_VOLUME,
     VERSION,
     model_fingerprint,
     rayjob_name,
+    run_time_template_key,
     template_key,
 )
+from ray_job.contract.weights import WEIGHTS_VARIABLE
 from service.errors import SettingsError
 from service.model_catalogue import Catalogue
 
@@ -55,21 +59,10 @@ def load_templates(directory: Path, catalogue: Catalogue, *, namespace: str) -> 
             problems.append(f"{path}: is not a JSON object")
             continue
         templates[model.id] = template
-        if (template.get("apiVersion"), template.get("kind")) != (f"{GROUP}/{VERSION}", "RayJob"):
-            problems.append(f"{path}: is not a RayJob of {GROUP}/{VERSION}")
-        metadata = template.get("metadata") or {}
-        if metadata.get("namespace") != namespace:
-            problems.append(f"{path}: is for the namespace {metadata.get('namespace')!r}, not {namespace!r}")
-        if (metadata.get("annotations") or {}).get(FINGERPRINT_ANNOTATION) != model_fingerprint(model.spec):
+        problems += (f"{path}: {problem}" for problem in _template_problems(template, namespace))
+        annotations = (template.get("metadata") or {}).get("annotations") or {}
+        if annotations.get(FINGERPRINT_ANNOTATION) != model_fingerprint(model.spec):
             problems.append(f"{path}: was rendered for another version of the model {model.id!r}")
-        try:
-            head = _head_pod(template)
-            head["containers"][0]
-        except (KeyError, IndexError, TypeError):
-            problems.append(f"{path}: has no container for the Ray head")
-        else:
-            if not _token_volumes(head):
-                problems.append(f"{path}: the pod of the Ray head has no Secret volume {TOKEN_VOLUME}")
     if catalogue and not templates and not problems:
         problems.append(f"{directory}: has no template of any model")
     if problems:
@@ -78,6 +71,46 @@ def load_templates(directory: Path, catalogue: Catalogue, *, namespace: str) -> 
             f"CLOISTER_RAY_JOB_TEMPLATES: the templates do not fit the model catalogue; deploy both together:{lines}"
         )
     return templates
+
+
+def load_run_time_templates(directory: Path, *, namespace: str) -> dict[str, Template]:
+    """Return the template of models that operators enable while the stack runs, by their accelerator.
+
+    Raises:
+        SettingsError: a template is invalid.
+    """
+    templates: dict[str, Template] = {}
+    prefix, suffix = run_time_template_key("*").split("*")
+    for path in sorted(directory.glob(f"{prefix}*{suffix}")):
+        try:
+            template = json.loads(path.read_text(encoding="utf-8"))
+            problem = next(_template_problems(template, namespace), "")
+        except (OSError, ValueError, AttributeError) as error:
+            problem = f"is not a template: {type(error).__name__}"
+        if problem:
+            raise SettingsError(f"CLOISTER_RAY_JOB_TEMPLATES: {path}: {problem}; deploy the stack again")
+        templates[path.name.removeprefix(prefix).removesuffix(suffix)] = template
+    return templates
+
+
+def with_model(template: Template, model: ModelSpec) -> Template:
+    """Return the template of an accelerator for one pushed model: its pods copy this model."""
+    body = copy.deepcopy(dict(template))
+    annotations = body["metadata"].setdefault("annotations", {})
+    annotations |= {MODEL_ANNOTATION: model.id, FINGERPRINT_ANNOTATION: model_fingerprint(model)}
+    weights = {
+        "prefix": model_prefix(model.digest),
+        "directory": model.source,
+        "digest": model.digest,
+        "load_format": str(model.engine_args.get("load_format", "auto")),
+    }
+    cluster = body["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *(cluster.get("workerGroupSpecs") or ())):
+        for container in group["template"]["spec"].get("initContainers") or ():
+            for variable in container.get("env") or ():
+                if variable["name"] == WEIGHTS_VARIABLE:
+                    variable["value"] = json.dumps(json.loads(variable["value"]) | weights, sort_keys=True)
+    return body
 
 
 def rayjob(template: Template, spec: JobSpec, *, owner: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -158,6 +191,23 @@ def _owned_by(created: Mapping[str, Any], *, name: str) -> dict[str, Any]:
         "labels": dict(metadata.get("labels") or {}),
         "ownerReferences": [owner],
     }
+
+
+def _template_problems(template: Template, namespace: str) -> Iterator[str]:
+    """Yield why a template is no RayJob that the launcher can complete."""
+    if (template.get("apiVersion"), template.get("kind")) != (f"{GROUP}/{VERSION}", "RayJob"):
+        yield f"is not a RayJob of {GROUP}/{VERSION}"
+    found = (template.get("metadata") or {}).get("namespace")
+    if found != namespace:
+        yield f"is for the namespace {found!r}, not {namespace!r}"
+    try:
+        head = _head_pod(template)
+        head["containers"][0]
+    except (KeyError, IndexError, TypeError):
+        yield "has no container for the Ray head"
+    else:
+        if not _token_volumes(head):
+            yield f"the pod of the Ray head has no Secret volume {TOKEN_VOLUME}"
 
 
 def _head_pod(template: Template) -> dict[str, Any]:

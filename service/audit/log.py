@@ -49,7 +49,7 @@ def record_action(
     type: str,
     *,
     actor: Actor,
-    project_id: str,
+    project_id: str | None,
     object_id: str,
     data: dict[str, Any] | None = None,
 ) -> None:
@@ -59,8 +59,8 @@ def record_action(
         connection: the transaction that also makes the change.
         type: OpenAI's name of the event, e.g. ``project.created``.
         actor: the author.
-        project_id: the project that the object belongs to.
-        object_id: the project, API key, file or batch.
+        project_id: the project that the object belongs to; None for an object of the stack.
+        object_id: the project, API key, file, batch or model.
         data: the new values; never content, a key or a secret.
     """
     values = {"project_id": project_id, "type": type, "object_id": object_id, "data": Jsonb(data or {})}

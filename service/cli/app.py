@@ -14,6 +14,7 @@ from service.cli.batches import cancel, pause, resume, status, watch
 from service.cli.capacity import capacity
 from service.cli.doctor import doctor
 from service.cli.keys import keys
+from service.cli.models import models as models_commands
 from service.cli.options import DEFAULT_DATA_DIR, DataDir
 from service.cli.projects import projects
 from service.cli.receipts import receipts, verify_receipt
@@ -76,6 +77,7 @@ app.add_typer(keys, name="keys")
 app.add_typer(projects, name="projects")
 app.add_typer(webhooks, name="webhooks")
 app.add_typer(secrets, name="secrets")
+app.add_typer(models_commands, name="models")
 app.add_typer(audit.audit, name="audit")
 app.add_typer(receipts, name="receipts")
 app.command()(verify_receipt)

@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -76,16 +76,16 @@ def accelerator_of(output: str) -> Accelerator:
     return min(rows, key=lambda row: abs(row.memory_mib - int(found["memory"])))
 
 
-def catalogue(options: ModelOptions, accelerator: Accelerator) -> dict[str, Any]:
-    """Return a catalogue with the one model that the options name.
+def parse_engine_args(arguments: Iterable[str]) -> dict[str, Any]:
+    """Parse engine arguments of the command line, ``key=value`` each.
 
-    The values of engine arguments are YAML, so that numbers, booleans and lists keep their type.
+    The values are YAML, so that numbers, booleans and lists keep their type.
 
     Raises:
-        LocalError: an engine argument without ``=``, or with a value that is not YAML.
+        LocalError: an argument without ``=``, or with a value that is not YAML.
     """
     given: dict[str, Any] = {}
-    for argument in options.engine_args:
+    for argument in arguments:
         name, separator, value = argument.partition("=")
         name = name.strip().removeprefix("--").replace("-", "_")
         if not separator or not name:
@@ -94,6 +94,16 @@ def catalogue(options: ModelOptions, accelerator: Accelerator) -> dict[str, Any]
             given[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise LocalError(f"--engine-arg {argument!r}: the value is not YAML: {error}") from error
+    return given
+
+
+def catalogue(options: ModelOptions, accelerator: Accelerator) -> dict[str, Any]:
+    """Return a catalogue with the one model that the options name.
+
+    Raises:
+        LocalError: see ``parse_engine_args``.
+    """
+    given = parse_engine_args(options.engine_args)
     local = Path(options.source)
     source = str(local.resolve()) if local.is_dir() else options.source
     defaults = CPU_ENGINE_ARGS if accelerator is CPU else {}

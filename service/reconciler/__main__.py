@@ -12,6 +12,7 @@ from service import compose
 from service.adapters.open_launcher import open_launcher
 from service.errors import CloisterError, SettingsError
 from service.logging import configure_logging
+from service.model_catalogue import load_catalogue
 from service.reconciler.backends import Backends
 from service.reconciler.health import serve_health
 from service.reconciler.loop import run
@@ -34,10 +35,11 @@ def main() -> int:
             signal.signal(number, lambda *_: stopping.set())
         with contextlib.ExitStack() as closing:
             opened = closing.enter_context(compose.open_backends(settings, max_connections=12))
+            models = load_catalogue(settings.models_path)
             backends = Backends(
                 pool=opened.pool,
                 store=opened.store,
-                launcher=closing.enter_context(open_launcher(settings, opened.catalogue, os.environ)),
+                launcher=closing.enter_context(open_launcher(settings, models, os.environ)),
                 catalogue=opened.catalogue,
                 coordinator_url=settings.coordinator_url,
                 workspace=opened.workspace,

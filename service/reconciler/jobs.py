@@ -73,14 +73,15 @@ def create_jobs(backends: Backends) -> None:
     Raises:
         psycopg.OperationalError: Postgres cannot be reached.
     """
+    catalogue = dict(backends.catalogue)  # operators may change it meanwhile
     with backends.pool.connection() as connection:
-        keys = [model_key(model.spec) for model in backends.catalogue.values()]
+        keys = [model_key(model.spec) for model in catalogue.values()]
         connection.execute(query("drain_useless_jobs"), {"model_keys": keys})
     # Another transaction: a commit locks the batch, then the job.
     with backends.pool.connection() as connection:
         for row in connection.execute(query("domains_without_job"), {"limit": _CREATE_LIMIT}).fetchall():
             domain = {"model": row["model"], "domain": row["domain"]}
-            model = backends.catalogue.get(row["model"])
+            model = catalogue.get(row["model"])
             if model is None:
                 message = (
                     f"The model '{row['model']}' is no longer offered. Create the batch again with an offered model."
@@ -100,6 +101,7 @@ def create_jobs(backends: Backends) -> None:
                 "gpus": reserved_gpus(model.spec),
                 "per_gpu_hour": model.price.per_gpu_hour if model.price else None,
                 "currency": model.price.currency if model.price else None,
+                "model_digest": model.spec.digest or None,
             }
             connection.execute(query("create_job"), values)
         values = {"turn_s": TURN.total_seconds(), **backends.slots.values()}
@@ -213,7 +215,10 @@ def _launch(backends: Backends, job: Job) -> JobFailed | None:
     Returns:
         The failure, if its model can no longer run or launches have been refused for too long.
     """
-    model = backends.catalogue[job.model].spec
+    offered = backends.catalogue.get(job.model)
+    if offered is None or model_key(offered.spec) != job.model_key:
+        return None  # its model was changed meanwhile: the next pass drains it
+    model = offered.spec
     if problem := backends.launcher.refusal(model):
         return JobFailed(f"the model '{job.model}' can no longer run here: {problem}", is_final=True)
     spec = JobSpec(job_id=job.id, coordinator_url=backends.coordinator_url, model=model)

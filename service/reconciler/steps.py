@@ -1,5 +1,6 @@
 """One step of one batch: decide the next action with ``service.transitions``, and carry it out."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final
@@ -111,6 +112,8 @@ def validate(backends: Backends, batch: Batch) -> None:
         ObjectStoreError, LauncherError: the object store or the launcher cannot be reached; the batch is unchanged.
         OSError: the workspace has no room; the batch is unchanged.
     """
+    # Operators may change the models meanwhile.
+    backends = dataclasses.replace(backends, catalogue=dict(backends.catalogue))
     file_id, facts, problem = batch.input_file_id, None, ""
     with backends.pool.connection() as connection:
         values = {"file_id": file_id, "project_id": batch.project_id}

@@ -11,50 +11,17 @@ from typing import Self
 import boto3
 import httpx
 import pytest
-from moto.server import ThreadedMotoServer
 
 from ray_job.contract.job_spec import ObjectStoreLocation
-from service.adapters.memory_object_store import MemoryObjectStore
 from service.adapters.open_object_store import open_object_store
 from service.doctor.backends import check_object_store
 from service.doctor.findings import Result
 from service.errors import ObjectNotFoundError, ObjectStoreError, ObjectVersionsError
 from service.ports import ObjectStore
 from service.settings import read_settings
-from tests.s3_server import CREDENTIALS, s3_accepts
+from tests.s3_server import s3_accepts
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def s3_location() -> Iterator[ObjectStoreLocation]:
-    patch = pytest.MonkeyPatch()
-    for name, value in CREDENTIALS.items():
-        patch.setenv(name, value)
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    location = ObjectStoreLocation(
-        kind="s3", bucket="cloister", prefix="some/stack", endpoint_url=f"http://{host}:{port}", region="us-east-1"
-    )
-    client = boto3.client("s3", endpoint_url=location.endpoint_url, region_name=location.region)
-    client.create_bucket(Bucket="cloister")
-    client.close()
-    yield location
-    server.stop()
-    patch.undo()
-
-
-@pytest.fixture(params=["memory", "directory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    if request.param == "memory":
-        return MemoryObjectStore()
-    if request.param == "directory":
-        return open_object_store(ObjectStoreLocation(kind="directory", root=str(tmp_path / "objects")))
-    opened = open_object_store(request.getfixturevalue("s3_location"))
-    for key in list(opened.keys("")):
-        opened.delete(key)
-    return opened
 
 
 def content(store: ObjectStore, key: str, start: int = 0) -> bytes:

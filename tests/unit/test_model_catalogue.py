@@ -12,6 +12,7 @@ from service.model_catalogue import (
     load_catalogue,
     parse_accelerators,
     parse_catalogue,
+    parse_catalogue_file,
     parse_models,
 )
 
@@ -166,3 +167,32 @@ def test_wrong_price_is_refused(prices: dict[str, Any], problem: str) -> None:
     with pytest.raises(SettingsError) as caught:
         parse_catalogue({"models": [model()], "prices": prices})
     assert problem in str(caught.value)
+
+
+DIGEST = f"sha256:{'5f' * 32}"
+
+
+def test_pinned_model_is_a_directory_of_the_pods_of_jobs() -> None:
+    spec = parse_catalogue({"models": [model(source=None, digest=DIGEST)]})["demo"].spec
+    assert (spec.digest, spec.source) == (DIGEST, f"/models/{'5f' * 32}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"digest": DIGEST}, "models[0].digest: names the model, and so does source; set one of them"),
+        ({"digest": "latest", "source": None}, "models[0].digest: string should match pattern"),
+        (
+            {"digest": DIGEST, "source": None, "engine": "http", "base_url": "http://x/v1"},
+            "models[0].digest: the http engine loads no model",
+        ),
+    ],
+)
+def test_wrong_digest_is_reported(changes: dict[str, Any], expected: str) -> None:
+    assert expected in errors(model(**changes))
+
+
+def test_catalogue_allows_no_models_at_run_time_by_default() -> None:
+    assert not parse_catalogue_file({"models": [model()]}).at_run_time.allow
+    with pytest.raises(SettingsError, match=r"models_at_run_time\.allow: input should be a valid boolean"):
+        parse_catalogue_file({"models": [model()], "models_at_run_time": {"allow": "yes"}})

@@ -22,10 +22,10 @@ ORDER BY row_number() OVER (PARTITION BY project_id ORDER BY seq), seq
 LIMIT %(limit)s
 
 -- name: create_job
-INSERT INTO jobs (id, model, domain, model_key, project_id, token_sha256, accelerator, gpus, per_gpu_hour, currency,
-                  launch_after)
+INSERT INTO jobs (id, model, domain, model_key, project_id, token_sha256, accelerator, gpus, model_digest,
+                  per_gpu_hour, currency, launch_after)
 VALUES (%(id)s, %(model)s, %(domain)s, %(model_key)s, %(project_id)s, %(token_sha256)s, %(accelerator)s, %(gpus)s,
-        %(per_gpu_hour)s, %(currency)s, now())
+        %(model_digest)s, %(per_gpu_hour)s, %(currency)s, now())
 ON CONFLICT DO NOTHING
 RETURNING id
 
