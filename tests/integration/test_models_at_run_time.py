@@ -16,14 +16,13 @@ from ray_job.contract.object_keys import model_prefix
 from service import models_at_run_time
 from service.api.app import create_app
 from service.api_keys import create_api_key
-from service.backends import Backends
+from service.backends import Backends, Slots
 from service.cli.app import app
 from service.db import Pool, open_pool
 from service.errors import CloisterError
 from service.model_catalogue import parse_catalogue_file
 from service.models_at_run_time import LiveCatalogue
 from service.projects import ensure_default_project
-from service.reconciler.backends import Slots
 from tests.integration.reconciler_harness import SUCCEEDED, Stack, line
 from tests.model_directories import model_directory
 
