@@ -1,6 +1,6 @@
 """Requirements of a stack on the cluster around it: ingress controller or Gateway, and storage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from service.doctor.cluster_api import ClusterApi
@@ -19,49 +19,42 @@ def check_ingress(api: ClusterApi, facts: StackFacts) -> Iterator[Finding]:
     """Check the ingress class of the stack, and that a policy can select the controller's pods."""
     if not facts.ingress_class:
         return
-    check = "ingress"
+    problems = []
     classes = [each["metadata"]["name"] for each in api.items("/apis/networking.k8s.io/v1/ingressclasses")]
-    problems = list(_controller_problems(api, facts, "api.ingress"))
     if facts.ingress_class not in classes:
         present = f"The cluster has: {', '.join(classes)}" if classes else "The cluster has none: install a controller"
-        problems.insert(0, f"there is no IngressClass {facts.ingress_class} (`api.ingress.class_name`). {present}")
-    yield from (Finding.failed(check, problem) for problem in problems)
-    if not problems:
-        yield Finding.ok(check, f"IngressClass {facts.ingress_class}{_place(facts)}")
+        problems.append(f"there is no IngressClass {facts.ingress_class} (`api.ingress.class_name`). {present}")
+    problems += _controller_problems(api, facts, "api.ingress")
+    yield from _findings("ingress", problems, f"IngressClass {facts.ingress_class}", facts)
 
 
 def check_gateway(api: ClusterApi, facts: StackFacts) -> Iterator[Finding]:
     """Check the Gateway of the stack and its listener, and that a policy can select the pods of its data plane."""
     if not facts.gateway:
         return
-    check = "gateway"
+    problems = []
     namespace, _, name = facts.gateway.partition("/")
     found = api.find(f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/gateways/{name}")
-    listeners = {each["name"]: each for each in found["spec"]["listeners"]} if found else {}
-    listener = listeners.get(facts.gateway_listener)
-    problems = list(_controller_problems(api, facts, "api.gateway"))
+    protocols = {each["name"]: each["protocol"] for each in found["spec"]["listeners"]} if found else {}
+    listener = facts.gateway_listener
     if found is None:
-        problems.insert(
-            0, f"there is no Gateway {facts.gateway} (`api.gateway.gateway`): create it, or name another one"
+        problems.append(f"there is no Gateway {facts.gateway} (`api.gateway.gateway`): create it, or name another one")
+    elif listener not in protocols:
+        problems.append(
+            f"Gateway {facts.gateway} has no listener {listener} (`api.gateway.section_name`). "
+            f"It has: {', '.join(protocols)}"
         )
-    elif listener is None:
-        problems.insert(
-            0,
-            f"Gateway {facts.gateway} has no listener {facts.gateway_listener} (`api.gateway.section_name`). "
-            f"It has: {', '.join(listeners)}",
+    elif protocols[listener] != "HTTPS":
+        problems.append(
+            f"the listener {listener} of Gateway {facts.gateway} is {protocols[listener]}, without TLS: name one of "
+            "protocol HTTPS in `api.gateway.section_name`"
         )
-    elif listener["protocol"] != "HTTPS":
-        problems.insert(
-            0,
-            f"the listener {facts.gateway_listener} of Gateway {facts.gateway} is {listener['protocol']}, without TLS: "
-            "name one of protocol HTTPS in `api.gateway.section_name`",
-        )
-    yield from (Finding.failed(check, problem) for problem in problems)
-    if not problems:
-        yield Finding.ok(check, f"Gateway {facts.gateway}, listener {facts.gateway_listener}{_place(facts)}")
+    problems += _controller_problems(api, facts, "api.gateway")
+    yield from _findings("gateway", problems, f"Gateway {facts.gateway}, listener {listener}", facts)
 
 
 def _controller_problems(api: ClusterApi, facts: StackFacts, section: str) -> Iterator[str]:
+    """Yield why the network policies would refuse the requests that a controller forwards."""
     if not facts.controller_namespace:
         return
     pods = [
@@ -80,8 +73,12 @@ def _controller_problems(api: ClusterApi, facts: StackFacts, section: str) -> It
         )
 
 
-def _place(facts: StackFacts) -> str:
-    return f", with running pods in {facts.controller_namespace}" if facts.controller_namespace else ""
+def _findings(check: str, problems: Sequence[str], right: str, facts: StackFacts) -> Iterator[Finding]:
+    """Yield a failure for each problem; without any, that everything is right."""
+    yield from (Finding.failed(check, problem) for problem in problems)
+    if not problems:
+        pods = f", with running pods in {facts.controller_namespace}" if facts.controller_namespace else ""
+        yield Finding.ok(check, f"{right}{pods}")
 
 
 def check_storage_binds(cluster: Cluster, facts: StackFacts, namespace: str) -> Iterator[Finding]:
