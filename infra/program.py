@@ -14,6 +14,7 @@ import pulumi
 import pulumi_kubernetes as kubernetes
 
 from infra.batch_service.deploy import deploy_batch_service
+from infra.batch_service.external_access import controller_namespace
 from infra.capacity.pools import gpu_capacity, job_pools, placement
 from infra.data.database import DATABASE_CA, DatabaseConnection
 from infra.data.deploy import deploy_database, deploy_object_store
@@ -213,6 +214,9 @@ def _network_args(
 ) -> NetworkArgs:
     names, file = config.names, config.file
     network, api = file.network, file.api
+    access = api.ingress or api.gateway
+    ingress_namespace = controller_namespace(access) if access else ""
+    ingress_networks = tuple(access.controller_networks) if access else ()
     namespace = names.service_namespace
 
     def port(url: str) -> int:
@@ -246,7 +250,9 @@ def _network_args(
         kuberay_namespace=kuberay_namespace,
         dns_namespace=network.dns_namespace,
         dns_networks=tuple(network.dns_networks),
-        ingress_namespace=api.ingress.controller_namespace if api.ingress else "",
+        ingress_namespace=ingress_namespace,
+        ingress_networks=ingress_networks,
+        ingress_by_cilium=access is not None and not (ingress_namespace or ingress_networks),
         client_namespaces=tuple(api.client_namespaces),
         prometheus=_prometheus(config),
         oidc_networks=tuple(network.oidc_networks),
@@ -276,7 +282,7 @@ def stack_outputs(config: StackConfig, api_address: str) -> dict[str, Any]:
     first_key = f"{service} exec deploy/api -- cloister keys create first"
     reach_api = f"{service} port-forward svc/api 8000:80"
     base_url, forward = api_address, []
-    if not config.file.api.ingress:
+    if not (config.file.api.ingress or config.file.api.gateway):
         base_url, forward = "http://127.0.0.1:8000/v1", [f"{reach_api} &"]
     return {
         # The base URL for clients.
@@ -287,7 +293,7 @@ def stack_outputs(config: StackConfig, api_address: str) -> dict[str, Any]:
         "jobs_namespace": names.jobs_namespace,
         # The command that creates an API key and prints it once.
         "first_key": first_key,
-        # The command that forwards the API to this machine, for a stack without an ingress.
+        # The command that forwards the API to this machine, for a stack without an ingress or a gateway.
         "reach_api": reach_api,
         # The command that checks cluster and stack, from this machine and from inside the stack's pods.
         "doctor": f"cloister doctor --context {context} --namespace {names.service_namespace}",

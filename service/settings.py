@@ -111,7 +111,7 @@ class Settings(BaseSettings):
 
     # Servers.
     host: str = Field("127.0.0.1", validation_alias="CLOISTER_HOST")
-    """Address to listen on; only this machine by default."""
+    """Address to listen on; only this machine by default. ``::`` stands for all addresses, IPv4 and IPv6."""
     port: int = Field(8000, ge=1, le=65_535, validation_alias="CLOISTER_PORT")
     """TCP port of the API."""
     coordinator_port: int = Field(8100, ge=1, le=65_535, validation_alias="CLOISTER_COORDINATOR_PORT")

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pulumi
-from pulumi_kubernetes import apps, autoscaling, batch, core, meta, networking, policy
+from pulumi_kubernetes import apiextensions, apps, autoscaling, batch, core, meta, networking, policy
 
+from infra.batch_service.external_access import CONTROLLERS, http_route, ingress
 from infra.batch_service.pods import (
     MODELS,
     ServiceSettings,
@@ -16,7 +17,7 @@ from infra.batch_service.pods import (
     reconciler_pod,
 )
 from infra.kubernetes.naming import StackNames
-from infra.stack_file.sections import AuditExportSection, IngressSection
+from infra.stack_file.sections import AuditExportSection, GatewaySection, IngressSection
 from infra.tenancy.rbac import AUDIT_EXPORT, MIGRATIONS
 from ray_job.contract.cluster import API, API_SERVICE_PORT, COORDINATOR, COORDINATOR_PORT, RECONCILER
 
@@ -26,9 +27,6 @@ _CPU_PERCENT: Final = 70
 _MIGRATIONS_S: Final = 1_800
 _AUDIT_EXPORT_SCHEDULE: Final = "*/5 * * * *"
 _AUDIT_EXPORT_S: Final = 3_600
-# The largest file that the API accepts, and its multipart form.
-_MAX_BODY: Final = "210m"
-_UPLOAD_S: Final = "3600"
 
 
 class BatchService(pulumi.ComponentResource):
@@ -43,13 +41,13 @@ class BatchService(pulumi.ComponentResource):
         ray_job_templates: job template of each model, as JSON, by ConfigMap and file name.
         replicas: lowest number of API pods.
         max_replicas: highest number of API pods.
-        ingress: None for an API inside the cluster only.
+        external_access: Ingress or Gateway; None for an API inside the cluster only.
         audit_export: None for no export of the audit log.
         before_migrations: resources to create before the database is migrated.
         opts: options of the component.
 
     Attributes:
-        api_address: base URL for clients: of the ingress, or inside the cluster without one.
+        api_address: base URL for clients: outside the cluster with an Ingress or a Gateway, otherwise inside.
     """
 
     api_address: str
@@ -63,7 +61,7 @@ class BatchService(pulumi.ComponentResource):
         ray_job_templates: Mapping[str, Mapping[str, str]],
         replicas: int,
         max_replicas: int,
-        ingress: IngressSection | None,
+        external_access: IngressSection | GatewaySection | None,
         audit_export: AuditExportSection | None,
         before_migrations: Sequence[pulumi.Resource],
         opts: pulumi.ResourceOptions | None = None,
@@ -103,47 +101,34 @@ class BatchService(pulumi.ComponentResource):
         for component, port in ((API, API_SERVICE_PORT), (COORDINATOR, COORDINATOR_PORT)):
             service: dict[str, Any] = {
                 "type": "ClusterIP",
+                "ipFamilyPolicy": "PreferDualStack",
                 "selector": names.selector(component),
                 "ports": [{"name": "http", "port": port, "targetPort": "http", "appProtocol": "http"}],
             }
             core.v1.Service(component, metadata=_metadata(names, component, component), spec=service, opts=child)
         self.api_address = f"http://{API}.{names.service_namespace}.svc:{API_SERVICE_PORT}/v1"
-        if ingress:
-            self.api_address = f"https://{ingress.host}/v1"
-            self._ingress(names, ingress)
+        if external_access:
+            self.api_address = f"https://{external_access.host}/v1"
+            self._expose(names, external_access)
         self.register_outputs({})
 
-    def _ingress(self, names: StackNames, args: IngressSection) -> None:
-        """Create the Ingress, which routes the paths of OpenAI's API only, not probes and metrics.
-
-        Other controllers ignore the annotations for ingress-nginx and cert-manager. Source:
-        https://kubernetes.github.io/ingress-nginx/user-guide/nginx-configuration/annotations/
-        """
-        nginx = {
-            "proxy-body-size": _MAX_BODY,
-            # Uploads stream to the API instead of filling the controller's disk first.
-            "proxy-request-buffering": "off",
-            "proxy-buffering": "off",
-            "proxy-read-timeout": _UPLOAD_S,
-            "proxy-send-timeout": _UPLOAD_S,
-            "force-ssl-redirect": "true",
-        }
-        annotations = {
-            **{f"nginx.ingress.kubernetes.io/{name}": value for name, value in nginx.items()},
-            **({"cert-manager.io/cluster-issuer": args.tls.cluster_issuer} if args.tls.cluster_issuer else {}),
-            # On-premises controllers often write no address into the status, which Pulumi would wait for.
-            "pulumi.com/skipAwait": "true",
-            **args.annotations,
-        }
-        backend = {"service": {"name": API, "port": {"name": "http"}}}
-        path = {"path": "/v1", "pathType": "Prefix", "backend": backend}
-        spec: Any = {
-            "ingressClassName": args.class_name,
-            "tls": [{"hosts": [args.host], "secretName": args.tls.secret_name or "api-tls"}],
-            "rules": [{"host": args.host, "http": {"paths": [path]}}],
-        }
-        metadata = _metadata(names, API, API, annotations)
-        networking.v1.Ingress(API, metadata=metadata, spec=spec, opts=pulumi.ResourceOptions(parent=self))
+    def _expose(self, names: StackNames, section: IngressSection | GatewaySection) -> None:
+        child = pulumi.ResourceOptions(parent=self)
+        if isinstance(section, GatewaySection):
+            apiextensions.CustomResource(
+                API,
+                api_version="gateway.networking.k8s.io/v1",
+                kind="HTTPRoute",
+                metadata=_metadata(names, API, API),
+                spec=http_route(section),
+                opts=child,
+            )
+            return
+        if advice := CONTROLLERS[section.controller].advice:
+            pulumi.info(f"api.ingress.controller: {advice}")
+        annotations, spec = ingress(section)
+        typed: Any = spec
+        networking.v1.Ingress(API, metadata=_metadata(names, API, API, annotations), spec=typed, opts=child)
 
     def _migrations(self, settings: ServiceSettings, after: Sequence[pulumi.Resource]) -> batch.v1.Job:
         # A Job is immutable: another image results in another Job, and Pulumi waits until it has succeeded.

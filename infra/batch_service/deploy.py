@@ -83,7 +83,7 @@ def deploy_batch_service(
         ray_job_templates=templates,
         replicas=file.api.replicas,
         max_replicas=file.api.max_replicas,
-        ingress=file.api.ingress,
+        external_access=file.api.ingress or file.api.gateway,
         audit_export=file.audit_export,
         before_migrations=before_migrations,
         opts=opts,

@@ -226,7 +226,8 @@ def _server_pod(
         "CLOISTER_DATABASE_URL": settings.database_url,
         "CLOISTER_OBJECT_STORE": settings.object_store_url,
         "CLOISTER_MODELS": f"{_MODELS_DIRECTORY}/models.yaml",
-        "CLOISTER_HOST": "0.0.0.0",  # noqa: S104 - the pod's address; network policies limit its clients
+        # The pod's addresses of both families; network policies limit its clients.
+        "CLOISTER_HOST": "::",
         "CLOISTER_MAX_RUNNING_JOBS": str(settings.max_running_jobs),
         "CLOISTER_MAX_RUNNING_JOBS_BY_ACCELERATOR": ",".join(
             f"{name}={slots}" for name, slots in settings.job_slots.items()

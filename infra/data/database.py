@@ -74,9 +74,11 @@ class DatabaseConnection:
         if self.ssl_mode.startswith("verify"):
             options["sslrootcert"] = CA_FILE if self.ca_volume else "system"
         path = f"{login.port}/{quote(login.database)}?{urlencode(options, safe='/')}"
-        return pulumi.Output.from_input(login.host).apply(
-            lambda host: f"postgresql://{quote(login.role)}@{host}:{path}"
-        )
+
+        def url(host: str) -> str:
+            return f"postgresql://{quote(login.role)}@{f'[{host}]' if ':' in host else host}:{path}"
+
+        return pulumi.Output.from_input(login.host).apply(url)
 
     @property
     def ca_volume(self) -> dict[str, Any] | None:
@@ -162,6 +164,7 @@ class BundledDatabase(pulumi.ComponentResource):
             parent=self,
         )
         service_spec: Any = {
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": names.selector(COMPONENT),
             "ports": [{"name": "postgres", "port": PORT, "targetPort": "postgres"}],
         }

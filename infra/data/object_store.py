@@ -211,7 +211,11 @@ class BundledObjectStore(pulumi.ComponentResource):
             parent=self,
         )
         port = {"name": "s3", "port": PORT, "targetPort": "s3"}
-        service_spec: Any = {"selector": names.selector(COMPONENT), "ports": [port]}
+        service_spec: Any = {
+            "ipFamilyPolicy": "PreferDualStack",
+            "selector": names.selector(COMPONENT),
+            "ports": [port],
+        }
         service = core.v1.Service(COMPONENT, metadata=metadata(COMPONENT), spec=service_spec, opts=child)
         server = apps.v1.StatefulSet(
             COMPONENT,

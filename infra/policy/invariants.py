@@ -77,9 +77,10 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "cluster.",
     "secrets_only_in_secrets": "Secret values are in Secrets only, and are secret in Pulumi's state.",
     "data_is_kept": "Objects that hold data are protected from deletion, and stay in the cluster after a destroy.",
-    "no_open_flows": "A NetworkPolicy names the peers that it allows, and never allows all of them.",
-    "reached_by_ingress_only": "No Service opens a port outside the cluster, and an Ingress uses TLS for each of its "
-    "hosts.",
+    "no_open_flows": "A network policy, also one of Cilium or Calico, names the peers that it allows, and never allows "
+    "all of them.",
+    "reached_by_ingress_only": "No Service opens a port outside the cluster, an Ingress uses TLS for each of its "
+    "hosts, and an HTTPRoute names its hosts and one listener of its Gateway.",
     "default_deny": "In every namespace of the stack, connections are denied unless another policy allows them.",
     "tokens_only_with_rights": "A pod has a token of the Kubernetes API only if its service account is bound to a role "
     "of the stack.",
@@ -102,6 +103,7 @@ _MANIFEST_CHECKS: Final[tuple[Callable[[Manifest], pod_invariants.Problems], ...
     object_invariants.operator_problems,
     object_invariants.data_problems,
     object_invariants.network_problems,
+    object_invariants.external_access_problems,
 )
 _STACK_CHECKS: Final[tuple[Callable[[Sequence[Manifest]], stack_invariants.StackProblems], ...]] = (
     stack_invariants.default_deny,

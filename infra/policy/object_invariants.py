@@ -29,6 +29,7 @@ _CLUSTER_SCOPED: Final = (
 )
 _RBAC_ROLES: Final = ("Role", "ClusterRole")
 _WIDE_ENTITIES: Final = frozenset({"all", "world", "world-ipv4", "world-ipv6", "cluster", "cluster-mesh"})
+_CLUSTER_WIDE_POLICIES: Final = ("CiliumClusterwideNetworkPolicy", "GlobalNetworkPolicy")
 _DIGESTS: Final = "cloister.dev/"
 """Prefix of annotations with digests of a pod's configuration; the digest of a secret is a secret for Pulumi."""
 
@@ -100,9 +101,11 @@ def data_problems(manifest: Manifest) -> Problems:
 
 
 def network_problems(manifest: Manifest) -> Problems:
-    """Check the peers of a network policy, the type of a Service, and the TLS of an Ingress."""
+    """Check the peers of a network policy."""
     spec: dict[str, Any] = manifest.body.get("spec") or {}
-    if manifest.kind == "CiliumNetworkPolicy":
+    if manifest.kind in _CLUSTER_WIDE_POLICIES:
+        yield "no_open_flows", "it applies to all namespaces"
+    elif manifest.kind == "CiliumNetworkPolicy":
         yield from _cilium_problems(manifest.body)
     elif manifest.kind == "NetworkPolicy" and manifest.body.get("apiVersion") == "projectcalico.org/v3":
         for direction in ("ingress", "egress"):
@@ -121,6 +124,11 @@ def network_problems(manifest: Manifest) -> Problems:
                 for peer in peers:
                     if str((peer.get("ipBlock") or {}).get("cidr", "")).endswith("/0"):
                         yield "no_open_flows", f"its {direction} is open to every address"
+
+
+def external_access_problems(manifest: Manifest) -> Problems:
+    """Check the type of a Service, the TLS of an Ingress, and hosts and listeners of an HTTPRoute."""
+    spec: dict[str, Any] = manifest.body.get("spec") or {}
     if manifest.kind == "Service":
         kind = spec.get("type", "ClusterIP")
         if kind != "ClusterIP" or spec.get("externalIPs"):
@@ -130,6 +138,12 @@ def network_problems(manifest: Manifest) -> Problems:
         for rule in spec.get("rules") or ():
             if rule.get("host") not in tls_hosts:
                 yield "reached_by_ingress_only", f"the host {rule.get('host')!r} has no TLS"
+    if manifest.kind == "HTTPRoute":
+        if not spec.get("hostnames"):
+            yield "reached_by_ingress_only", "the HTTPRoute accepts every host"
+        gateways: list[dict[str, Any]] = spec.get("parentRefs") or [{}]
+        if not all(gateway.get("sectionName") for gateway in gateways):
+            yield "reached_by_ingress_only", "the HTTPRoute uses all listeners, also those without TLS"
 
 
 def _cilium_problems(body: dict[str, Any]) -> Problems:

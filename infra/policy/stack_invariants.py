@@ -62,10 +62,15 @@ def limited_network_policies(manifests: Sequence[Manifest]) -> StackProblems:
                 limited.add((selector.get("matchLabels") or {}).get("kubernetes.io/metadata.name"))
     for manifest in manifests:
         rules = manifest.body.get("rules") or () if manifest.kind in {"Role", "ClusterRole"} else ()
-        writes = any(
-            "networkpolicies" in (rule.get("resources") or ()) and set(rule["verbs"]) & _WRITING for rule in rules
-        )
-        if writes and manifest.namespace not in limited:
+        written = {
+            resource
+            for rule in rules
+            if set(rule["verbs"]) & _WRITING
+            for resource in rule.get("resources") or ()
+            if resource.endswith("networkpolicies")
+        }
+        # The admission policy limits plain NetworkPolicies only.
+        if written and (manifest.namespace not in limited or written != {"networkpolicies"}):
             yield "limited_network_policies", manifest, "it may open any connection: no admission policy limits it"
 
 

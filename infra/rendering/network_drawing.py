@@ -35,14 +35,18 @@ express a flow:
 | `kubernetes` | none | NetworkPolicy; the API server by its addresses |
 | `calico` | to the API server | NetworkPolicy of `projectcalico.org/v3`, for the Service `kubernetes` |
 | `cilium` | to the API server | CiliumNetworkPolicy, entity `kube-apiserver` |
+| `cilium` | from a controller on the network of its nodes | CiliumNetworkPolicy, entities `host` and `remote-node` |
+| `cilium` | from Cilium's own ingress or gateway | CiliumNetworkPolicy, entity `ingress` |
 | `cilium` | to named hosts | CiliumNetworkPolicy, `toFQDNs`, and DNS rules for the pods that use them |
 
 By default Cilium matches no node and no pod by CIDR (`policy-cidr-match-mode`), so `dns_networks` also opens port 53 of
 the pod's own node (entity `host`). The default deny and the policy of each job are plain NetworkPolicies with every
-plugin.
+plugin. If Cilium's `labels` setting limits the labels that identify pods, it must include those of `cloister.dev`,
+`ray.io`, `app.kubernetes.io` and `cnpg.io`.
 
-No test runs on Calico or Cilium. No API server has checked their policies against their definitions; they follow the
-documentation of Cilium 1.20 and Calico 3.32. Run `cloister doctor` on your cluster.
+No test runs on Calico or Cilium, or with a Gateway. A real API server checks the policies of Cilium 1.20 and the
+HTTPRoute of Gateway API 1.4 against their definitions. The policies of Calico follow the documentation of 3.32 only.
+Run `cloister doctor` on your cluster.
 """
 
 
@@ -61,7 +65,7 @@ BUNDLED: Final = NetworkArgs(
         labels=_NAMES.selector("object-store-setup"),
     ),
     kubernetes_api=_KUBERNETES_API,
-    ingress_namespace="ingress-nginx",
+    ingress_namespace="traefik",
     prometheus=Pods(
         name="Prometheus",
         namespace="monitoring",
@@ -90,7 +94,7 @@ EXTERNAL: Final = NetworkArgs(
     object_store=_CUSTOMER_S3,
     object_store_port=443,
     kubernetes_api=_KUBERNETES_API,
-    ingress_namespace="ingress-nginx",
+    ingress_namespace="traefik",
 )
 CILIUM: Final = NetworkArgs(
     names=_NAMES,

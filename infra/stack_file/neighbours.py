@@ -11,6 +11,7 @@ from infra.stack_file.layers import layer_of
 
 Values = Mapping[str, Any]
 
+_HOSTS: Final = ("api.ingress.host", "api.gateway.host")
 _ONCE: Final = (
     ("node_pools.manage_nodes", "manages the nodes", True, True),
     ("kuberay.install", "installs KubeRay", "helm", "helm"),
@@ -35,9 +36,10 @@ def neighbour_problems(values: Values, neighbours: Mapping[str, Values]) -> Iter
             yield f"customer: Pulumi.{stack}.yaml has the same customer and environment; each stack needs its own"
         if _at(values, "hosts") and _at(other, "hosts"):
             yield f"hosts: Pulumi.{stack}.yaml makes the cluster already; leave the section out, and use its kubeconfig"
-        host = _at(values, "api.ingress.host")
-        if host is not None and host == _at(other, "api.ingress.host"):
-            yield f"api.ingress.host: Pulumi.{stack}.yaml has {host} too; each stack needs its own"
+        taken = {_at(other, key) for key in _HOSTS} - {None}
+        for key in _HOSTS:
+            if (host := _at(values, key)) in taken:
+                yield f"{key}: Pulumi.{stack}.yaml has {host} too; each stack needs its own"
         layers = {layer_of(values), layer_of(other)}
         for key, meaning, exclusive, default in _ONCE if "customer" not in layers else ():
             if _at(values, key, default) == exclusive == _at(other, key, default):

@@ -52,6 +52,7 @@ from service.model_catalogue import (
 
 if TYPE_CHECKING:
     from infra.stack_file.cluster_sections import DevicePluginSection, ImagesSection, KubeRaySection, NetworkSection
+    from infra.stack_file.hosts import HostsSection
 
 Sections = Mapping[str, Any]
 Models = Mapping[int, CatalogueModel]
@@ -93,8 +94,6 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
     api: ApiSection | None = sections.get("api")
     if api and api.max_replicas < api.replicas:
         yield f"api.max_replicas: must be at least api.replicas, which is {api.replicas}, not {api.max_replicas}"
-    if api and api.ingress and bool(api.ingress.tls.secret_name) == bool(api.ingress.tls.cluster_issuer):
-        yield "api.ingress.tls: must have one of secret_name and cluster_issuer"
     kuberay: KubeRaySection | None = sections.get("kuberay")
     network: NetworkSection | None = sections.get("network")
     if kuberay and kuberay.install == "helm":
@@ -103,6 +102,7 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
             least = ".".join(map(str, MIN_KUBERAY))
             yield f"kuberay.chart.version: must be at least {least}.0, not {kuberay.chart.version!r}"
     yield from network_rules(sections)
+    yield from external_access_rules(sections)
     monitoring: MonitoringSection | None = sections.get("monitoring")
     if monitoring and monitoring.dcgm_namespace and monitoring.prometheus == "none":
         yield (
@@ -123,11 +123,40 @@ def network_rules(sections: Sections) -> Problems:
             "network.kubernetes_api.networks: is required with network.plugin kubernetes; "
             "`kubectl get endpointslices -n default` lists the addresses"
         )
+    hosts: HostsSection | None = sections.get("hosts")
+    if hosts and (hosts.network_plugin == "cilium") != (network.plugin == "cilium"):
+        yield (
+            f"network.plugin: is {network.plugin}, but hosts.network_plugin is {hosts.network_plugin}; "
+            "set cilium in both or in none"
+        )
     for purpose in ("webhook", "oidc"):
         if network.plugin != "cilium" and getattr(network, f"{purpose}_hosts"):
             yield (
                 f"network.{purpose}_hosts: network.plugin {network.plugin} cannot allow host names, only cilium can; "
                 f"list addresses in network.{purpose}_networks"
+            )
+
+
+def external_access_rules(sections: Sections) -> Problems:
+    """Check Ingress and Gateway: one of them, with a certificate, and with pods that network policies can select."""
+    api: ApiSection | None = sections.get("api")
+    network: NetworkSection | None = sections.get("network")
+    if api is None:
+        return
+    if api.ingress and api.gateway:
+        yield "api.gateway: api.ingress exists too; remove one of the two"
+    if api.ingress and bool(api.ingress.tls.secret_name) == bool(api.ingress.tls.cluster_issuer):
+        yield "api.ingress.tls: must have one of secret_name and cluster_issuer"
+    if api.ingress and api.ingress.controller == "custom" and not api.ingress.class_name:
+        yield "api.ingress.class_name: is required because api.ingress.controller is custom"
+    for name, section in (("ingress", api.ingress), ("gateway", api.gateway)):
+        if section is None or (section is api.ingress and api.ingress.controller != "custom"):
+            continue
+        is_placed = section.controller_namespace or section.controller_networks
+        if not is_placed and network and network.plugin != "cilium":
+            yield (
+                f"api.{name}.controller_namespace: is required, or controller_networks for a controller on the network "
+                "of its nodes: network policies allow requests from there only"
             )
 
 

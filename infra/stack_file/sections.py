@@ -27,13 +27,14 @@ from infra.stack_file.values import (
     Customer,
     DnsLabel,
     Environment,
+    GatewayName,
     HostName,
     Labels,
     Moment,
     PostgresUrl,
     WebUrl,
 )
-from ray_job.contract.cluster import MIN_POSTGRES
+from ray_job.contract.cluster import GATEWAY_LISTENER, MIN_POSTGRES
 from service.config_sections import Section, key
 from service.model_catalogue import AcceleratorSection, Count, ModelEntry, ModelsAtRunTimeSection, PriceSection
 from service.oidc.section import OidcSection
@@ -188,20 +189,52 @@ class TlsSection(Section):
     cluster_issuer: str | None = key("a ClusterIssuer of cert-manager", "acme-ca", default=None)
 
 
-class IngressSection(Section):
-    """Access for clients outside of the cluster, always by TLS."""
+class ExternalAccessSection(Section):
+    """Keys that Ingress and Gateway have in common."""
 
     host: HostName = key("host name of the API", "batch.acme.example")
-    class_name: str = key("the ingress class", "nginx", default="nginx")
+    controller_namespace: DnsLabel | None = key(
+        "namespace of the pods that requests come from: of the ingress controller, or of the gateway's data plane. "
+        "Without it: that of the controller's own chart; with Cilium and a gateway, Cilium itself",
+        "kube-system",
+        default=None,
+    )
+    controller_networks: list[Cidr] = key(
+        "instead of the namespace: addresses of the nodes, for a controller on their network (`hostNetwork`), which no "
+        "namespace selects",
+        ["10.0.0.0/24"],
+        default=[],
+    )
+
+
+class IngressSection(ExternalAccessSection):
+    """Access for clients outside of the cluster by an Ingress, always by TLS."""
+
+    controller: Literal["traefik", "haproxy", "nginx", "contour", "custom"] = key(
+        "the ingress controller; sets class, namespace, and annotations for large uploads and slow answers. "
+        "`nginx` is ingress-nginx, which was retired in March 2026; `custom` needs `class_name`",
+        "traefik",
+    )
+    class_name: str | None = key(
+        "the ingress class; without it that of the controller's own chart", "traefik", default=None
+    )
     annotations: dict[str, str] = key(
-        "settings for a controller other than ingress-nginx: allow bodies of 210 MB and answers that take minutes",
+        "more annotations. With `custom`: what allows bodies of 210 MB and answers that take minutes",
         {"example.com/max-body": "210m"},
         default={},
     )
-    controller_namespace: DnsLabel = key(
-        "namespace of the ingress controller, from which requests come", "ingress-nginx", default="ingress-nginx"
-    )
     tls: TlsSection = key("see below", {"cluster_issuer": "acme-ca"})
+
+
+class GatewaySection(ExternalAccessSection):
+    """Access for clients outside of the cluster by a Gateway that exists, instead of an Ingress: an HTTPRoute."""
+
+    gateway: GatewayName = key(
+        "namespace and name of the Gateway, whose listener must allow routes of the service's namespace", "edge/public"
+    )
+    section_name: DnsLabel = key(
+        "name of the Gateway's listener with TLS; no other listener serves the API", "https", default=GATEWAY_LISTENER
+    )
 
 
 class ApiSection(Section):
@@ -210,8 +243,9 @@ class ApiSection(Section):
     replicas: Annotated[int, Field(ge=2)] = key("pods at rest, spread over the nodes", 3, default=2, unit="pods")
     max_replicas: Annotated[int, Field(ge=2)] = key("the most pods under load", 8, default=4, unit="pods")
     ingress: IngressSection | None = key(
-        "see below; without it only clients inside the cluster can reach the API", {}, default=None
+        "see below; without it and `gateway`, only clients inside the cluster can reach the API", {}, default=None
     )
+    gateway: GatewaySection | None = key("see below; instead of `ingress`", {}, default=None)
     trusted_proxies: list[Cidr] = key(
         "addresses of the ingress controller, and of load balancers in front of it, as the next one sees them. The "
         "audit log and the limit of wrong keys then take the client's address from their `X-Forwarded-For`; whoever "

@@ -113,6 +113,9 @@ HostName = Annotated[
         matching(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})+", "must be a host name with a domain, e.g. batch.acme.example")
     ),
 ]
+GatewayName = Annotated[
+    str, AfterValidator(matching(rf"{_LABEL}/{_LABEL}(\.{_LABEL})*", "must be namespace/name of a Gateway"))
+]
 WebUrl = Annotated[str, AfterValidator(check_web_url)]
 CronSchedule = Annotated[
     str, AfterValidator(matching(r"\s*\S+(\s+\S+){5}\s*", "must have six fields, seconds first: 0 0 3 * * *"))

@@ -155,7 +155,9 @@ class NetworkArgs:
         kuberay_namespace: namespace of KubeRay's operator.
         dns_namespace: namespace of the cluster's DNS.
         dns_networks: addresses of a DNS cache that is not a pod, such as one on each node.
-        ingress_namespace: namespace of the ingress controller; empty without an ingress.
+        ingress_namespace: namespace of the ingress controller or of the gateway's data plane; empty for none.
+        ingress_networks: addresses of controllers on the network of their nodes, which no namespace selects.
+        ingress_by_cilium: whether Cilium itself is the ingress controller or the gateway.
         client_namespaces: namespaces whose pods call the API inside the cluster.
         prometheus: pods that may read metrics; None for no pod.
         oidc_networks: addresses of the public keys of the OpenID Connect issuer.
@@ -183,6 +185,8 @@ class NetworkArgs:
     dns_namespace: str = "kube-system"
     dns_networks: tuple[str, ...] = ()
     ingress_namespace: str = ""
+    ingress_networks: tuple[str, ...] = ()
+    ingress_by_cilium: bool = False
     client_namespaces: tuple[str, ...] = ()
     prometheus: Pods | None = None
     oidc_networks: tuple[str, ...] = ()
@@ -199,10 +203,8 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     """Return all flows of a stack; every other connection is denied."""
     pods = _stack_pods(args)
     api, reconciler = pods["api"], pods["reconciler"]
-    found = []
-    if args.ingress_namespace:
-        controller = Pods(name="ingress controller", namespace=args.ingress_namespace)
-        found.append(Flow(source=controller, target=api, ports=(API_PORT,), why="requests from outside the cluster"))
+    outside = "requests from outside the cluster"
+    found = [Flow(source=peer, target=api, ports=(API_PORT,), why=outside) for peer in _ingress_controllers(args)]
     for namespace in args.client_namespaces:
         clients = Pods(name=f"clients in {namespace}", namespace=namespace)
         found.append(Flow(source=clients, target=api, ports=(API_PORT,), why="requests from inside the cluster"))
@@ -254,6 +256,22 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     for client, why in store_clients.items():
         found.append(Flow(source=client, target=args.object_store, ports=(args.object_store_port,), why=why))
     return (*found, *_cluster_flows(args))
+
+
+def _ingress_controllers(args: NetworkArgs) -> list[Peer]:
+    """Return the peers that forward requests from outside the cluster."""
+    found: list[Peer] = []
+    if args.ingress_namespace:
+        found.append(Pods(name="ingress controller", namespace=args.ingress_namespace))
+    if args.ingress_networks:
+        name = "ingress controller on nodes"
+        # Cilium matches no node by address.
+        on_nodes = Entities(name=name, entities=("host", "remote-node"))
+        found.append(on_nodes if args.plugin == "cilium" else Networks(name=name, cidrs=args.ingress_networks))
+    if args.ingress_by_cilium:
+        # https://docs.cilium.io/en/v1.20/network/servicemesh/ingress/
+        found.append(Entities(name="ingress or gateway of Cilium", entities=("ingress",)))
+    return found
 
 
 def _cluster_flows(args: NetworkArgs) -> list[Flow]:

@@ -1,5 +1,6 @@
 """Names, rights and minimum versions of a Kubernetes stack: ``infra`` creates them, ``cloister doctor`` checks them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,6 +63,26 @@ LAUNCHER_RIGHTS: Final = (
     Right(group="", resource="pods", verbs=("list",)),
 )
 """All requests of ``service.adapters.rayjobs_api``, in the namespace of jobs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressController:
+    """Ingress class and namespace in the installation guide of an ingress controller; empty without a default."""
+
+    class_name: str = ""
+    namespace: str = ""
+
+
+INGRESS_CONTROLLERS: Final[Mapping[str, IngressController]] = {
+    "traefik": IngressController(class_name="traefik", namespace="traefik"),
+    "haproxy": IngressController(class_name="haproxy", namespace="haproxy-controller"),
+    "nginx": IngressController(class_name="nginx", namespace="ingress-nginx"),
+    "contour": IngressController(class_name="contour", namespace="projectcontour"),
+    "custom": IngressController(),
+}
+"""Defaults by the value of ``api.ingress.controller``; ``nginx`` is ingress-nginx."""
+GATEWAY_LISTENER: Final = "https"
+"""Default name of the listener of a Gateway that serves the API."""
 
 
 def jobs_namespace(service_namespace: str) -> str:

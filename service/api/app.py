@@ -34,6 +34,7 @@ from service.api.transfers import Transfers
 from service.api.watching import Watching
 from service.api.wrong_keys import WrongKeys
 from service.backends import Backends
+from service.listening import asyncio_host
 from service.process_metrics import register_process, register_workspace
 
 
@@ -105,14 +106,14 @@ def server_config(
 
     Args:
         app: the application.
-        host: the address to listen on.
+        host: the address to listen on; ``::`` for all, IPv4 and IPv6.
         port: the TCP port; 0 for any that is free.
         trusted_proxies: networks of the proxies that may state a client's address in ``X-Forwarded-For``. The client
             is the right-most address there that is in none of them. Source: https://uvicorn.dev/deployment/
     """
     return uvicorn.Config(
         app,
-        host=host,
+        host=asyncio_host(host),
         port=port,
         # All logs are configured in one place, and RequestMiddleware replaces uvicorn's access log.
         log_config=None,

@@ -10,6 +10,7 @@ from prometheus_client import start_http_server
 from service.compose import open_backends
 from service.coordinator.app import Server, create_app
 from service.errors import CloisterError, SettingsError
+from service.listening import asyncio_host, socket_host
 from service.logging import configure_logging
 from service.settings import read_settings
 
@@ -26,7 +27,7 @@ def main() -> int:
             app = create_app(backends)
             config = uvicorn.Config(
                 app,
-                host=settings.host,
+                host=asyncio_host(settings.host),
                 port=settings.coordinator_port,
                 log_config=None,
                 access_log=False,
@@ -39,7 +40,7 @@ def main() -> int:
             server = Server(config, app.state.waiting)
             if settings.coordinator_metrics_port:
                 try:
-                    start_http_server(settings.coordinator_metrics_port, settings.host, app.state.metrics)
+                    start_http_server(settings.coordinator_metrics_port, socket_host(settings.host), app.state.metrics)
                 except OSError as error:
                     address = f"{settings.host}:{settings.coordinator_metrics_port}"
                     raise SettingsError(

@@ -56,6 +56,9 @@ ONCE_A_CLUSTER: Final = {
     "podmonitors.monitoring.coreos.com": "`monitoring.prometheus: operator`",
     "prometheusrules.monitoring.coreos.com": "`monitoring.prometheus: operator`",
     "servicemonitors.monitoring.coreos.com": "`monitoring.prometheus: operator`",
+    "ciliumnetworkpolicies.cilium.io": "`network.plugin: cilium`",
+    "networkpolicies.projectcalico.org": "`network.plugin: calico`",
+    "httproutes.gateway.networking.k8s.io": "`api.gateway`",
 }
 """Resources that only some stacks create, with the key of the stack file that enables each."""
 

@@ -4,6 +4,7 @@ The metrics name projects by their ids. Network policies allow them to Prometheu
 """
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from service.db import query
 from service.errors import ObjectStoreError
+from service.listening import socket_host
 from service.process_metrics import register_process, register_workspace
 from service.reconciler.backends import Backends
 from service.reconciler.stored_metrics import StoredMetrics
@@ -44,8 +46,7 @@ def serve_health(backends: Backends, *, host: str, port: int) -> Iterator[int]:
         served = backends
         metrics = registry
 
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
+    server = _Server((host, port), Handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="health")
     thread.start()
     try:
@@ -64,6 +65,21 @@ def metrics_registry(backends: Backends) -> CollectorRegistry:
     register_process(registry, "reconciler")
     register_workspace(registry, backends.workspace)
     return registry
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        host, port = socket_host(address[0]), address[1]
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+    def server_bind(self) -> None:
+        """Bind the socket, ``::`` for IPv4 too."""
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
 
 class _Handler(BaseHTTPRequestHandler):

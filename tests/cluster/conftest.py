@@ -12,6 +12,7 @@ from ray_job.demo_model import make_demo_model
 from tests.cluster.api import KubernetesApi
 from tests.cluster.build import CHECKOUT, DEFAULT_OUTPUT
 from tests.cluster.control_plane import ControlPlane, control_plane
+from tests.cluster.definitions import install_definitions
 from tests.cluster.deployed import Deployed, deployed_stack
 from tests.cluster.images.build import build_images
 from tests.cluster.images.image import Image
@@ -47,13 +48,14 @@ def programs() -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(programs: Path) -> Iterator[ControlPlane]:
-    """Cluster with KubeRay's CRDs and the two nodes of ``Pulumi.dev.yaml``."""
+    """Cluster with the definitions of KubeRay, Cilium and Gateway API, and the two nodes of ``Pulumi.dev.yaml``."""
     with (
         tempfile.TemporaryDirectory(prefix="cluster-") as directory,
         control_plane(programs / "bin", Path(directory)) as running,
         KubernetesApi(running.kubeconfig) as api,
     ):
         install_crds(api)
+        install_definitions(api)
         for name in ("node-1", "node-2"):
             add_node(api, name, {"cpu": "8", "memory": "32Gi"})
             wait_until_untainted(api, name)

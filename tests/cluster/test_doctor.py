@@ -22,7 +22,7 @@ from service.doctor.preflight.choices import Preflight
 from service.doctor.preflight.gpus import check_pool_nodes
 from service.doctor.preflight.images import check_pool_image
 from service.doctor.preflight.network import stack_policies
-from service.doctor.preflight.requirements import check_ingress, check_storage_binds
+from service.doctor.preflight.requirements import check_gateway, check_ingress, check_storage_binds
 from service.doctor.preflight.run import check_with_pods
 from service.doctor.preflight.stack_facts import Pool, StackFacts, read_stack_facts
 from service.doctor.preflight.temporary_pods import Cluster as PodCluster
@@ -261,9 +261,31 @@ def test_missing_storage_and_ingress_classes_name_their_settings(pods: PodCluste
     (storage,) = check_storage_binds(pods, facts(), "default")
     assert "no storage class is the default" in storage.message
     assert "`database.volume.storage_class`" in storage.message
-    found = list(check_ingress(pods.api, facts(ingress_class="nginx", ingress_namespace="ingress")))
+    found = list(check_ingress(pods.api, facts(ingress_class="nginx", controller_namespace="ingress")))
     assert "there is no IngressClass nginx (`api.ingress.class_name`)" in found[0].message
     assert "no pod runs in ingress (`api.ingress.controller_namespace`)" in found[1].message
+
+
+def test_gateway_must_exist_with_a_tls_listener_of_the_name(
+    pods: PodCluster, made: Callable[[dict[str, Any]], None]
+) -> None:
+    def look(**changes: Any) -> str:
+        (found,) = check_gateway(pods.api, facts(gateway="default/public", **changes))
+        return f"{found.result}: {found.message}"
+
+    assert look().startswith("failed: there is no Gateway default/public (`api.gateway.gateway`)")
+    tls = {"certificateRefs": [{"name": "edge"}]}
+    listeners = [
+        {"name": "http", "port": 80, "protocol": "HTTP"},
+        {"name": "https", "port": 443, "protocol": "HTTPS", "tls": tls},
+    ]
+    gateway = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway"}
+    metadata = {"name": "public", "namespace": "default"}
+    made({**gateway, "metadata": metadata, "spec": {"gatewayClassName": "any", "listeners": listeners}})
+    assert look() == "ok: Gateway default/public, listener https"
+    assert look(gateway_listener="tls").endswith("(`api.gateway.section_name`). It has: http, https")
+    assert "is HTTP, without TLS" in look(gateway_listener="http")
+    assert "no pod runs in edge (`api.gateway.controller_namespace`)" in look(controller_namespace="edge")
 
 
 def test_temporary_pods_need_permissions(deployed: Deployed) -> None:

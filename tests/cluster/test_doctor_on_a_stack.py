@@ -75,7 +75,7 @@ def test_injected_faults_are_found_with_the_settings_that_correct_them(
         "images": {**values["images"], "ray_cuda13": {"image": missing}},
         "node_pools": {**values["node_pools"], "a10g": {"nodes": ["node-2"], "runtime_class": "nvidia"}},
         "database": {"kind": "bundled", "volume": {"storage_class": "absent"}},
-        "api": {"ingress": {"host": "batch.acme.example"}},
+        "api": {"ingress": {"host": "batch.acme.example", "controller": "nginx"}},
     }
     stack_file = tmp_path / "Pulumi.dev.yaml"
     stack_file.write_text(yaml.safe_dump({"config": {f"cloister:{key}": value for key, value in file.items()}}))

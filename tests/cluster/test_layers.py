@@ -61,7 +61,7 @@ def stacks(
         }
         for name in CUSTOMERS:
             sections: dict[str, Any] = {"customer": name, "platform": PLATFORM, "keep_data": False}
-            host = {"host": f"batch.{name}.example", "tls": {"cluster_issuer": "host-ca"}}
+            host = {"host": f"batch.{name}.example", "controller": "traefik", "tls": {"cluster_issuer": "host-ca"}}
             file = STACKS / "Pulumi.customer-acme.yaml"
             made[name] = opened.enter_context(
                 dev_stack(cluster, programs, directory(name), file=file, api={"ingress": host}, **sections)

@@ -29,7 +29,7 @@ STACKS_OF_CUSTOMERS = tuple(name for name in STACKS if name != PLATFORM_STACK)
 def customer_text(customer: str) -> StackFileText:
     """Return the example of a customer on a platform, for another customer."""
     text = stack_text("customer-acme")
-    host = {"host": f"batch.{customer}.example", "tls": {"cluster_issuer": "host-ca"}}
+    host = {"host": f"batch.{customer}.example", "controller": "traefik", "tls": {"cluster_issuer": "host-ca"}}
     values = {**text.values, "customer": customer, "api": {"ingress": host}}
     return StackFileText(stack=f"customer-{customer}", values=values, secret_keys=text.secret_keys)
 

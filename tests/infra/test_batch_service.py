@@ -154,7 +154,7 @@ def test_service_accepts_the_rendered_settings_and_templates(name: str, tmp_path
     for file, text in maps["ray-job-templates"].items():
         (tmp_path / file).write_text(text)
     settings = read_settings(environment(recording, "reconciler") | {"CLOISTER_RAY_JOB_TEMPLATES": str(tmp_path)})
-    assert (settings.host, settings.health_port, settings.launcher) == ("0.0.0.0", 8001, "kuberay")  # noqa: S104
+    assert (settings.host, settings.health_port, settings.launcher) == ("::", 8001, "kuberay")
     catalogue = parse_catalogue(yaml.safe_load(maps["models"]["models.yaml"]))
     templates = load_templates(tmp_path, catalogue, namespace=settings.kubernetes_namespace)
     assert set(templates) == set(catalogue)
@@ -255,14 +255,72 @@ def test_audit_log_is_exported_by_a_pod_with_the_login_of_the_service_only() -> 
     assert not previewed().of_type("CronJob")
 
 
-def test_ingress_accepts_large_uploads_with_tls_on_api_paths_only() -> None:
+def test_ingress_uses_tls_on_api_paths_only() -> None:
     (ingress,) = preview("v100-and-a10g").of_type("Ingress")
     spec = ingress.inputs["spec"]
     assert spec["tls"] == [{"hosts": ["batch.acme.example"], "secretName": "api-tls"}]
     assert [path["path"] for path in spec["rules"][0]["http"]["paths"]] == ["/v1"]
-    annotations = ingress.inputs["metadata"]["annotations"]
-    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"] == "210m"
-    assert annotations["cert-manager.io/cluster-issuer"] == "acme-ca"
+    assert ingress.inputs["metadata"]["annotations"]["cert-manager.io/cluster-issuer"] == "acme-ca"
+
+
+@pytest.mark.parametrize(
+    ("controller", "class_name", "annotations"),
+    [
+        ("traefik", "traefik", {"traefik.ingress.kubernetes.io/router.entrypoints": "websecure"}),
+        ("haproxy", "haproxy", {"haproxy.org/timeout-server": "1h"}),
+        ("contour", "contour", {"projectcontour.io/response-timeout": "1h"}),
+        (
+            "nginx",
+            "nginx",
+            {
+                "nginx.ingress.kubernetes.io/proxy-body-size": "210m",
+                "nginx.ingress.kubernetes.io/proxy-read-timeout": "3600",
+            },
+        ),
+    ],
+)
+def test_controller_determines_class_and_annotations(
+    controller: str, class_name: str, annotations: dict[str, str]
+) -> None:
+    section = {"host": "a.example", "controller": controller, "tls": {"secret_name": "a"}}
+    (ingress,) = previewed(api={"ingress": section}).of_type("Ingress")
+    assert ingress.inputs["spec"]["ingressClassName"] == class_name
+    assert annotations.items() <= ingress.inputs["metadata"]["annotations"].items()
+
+
+def test_own_class_and_annotations_replace_those_of_the_controller() -> None:
+    name = "haproxy.org/timeout-server"
+    section = {"host": "a.example", "controller": "haproxy", "class_name": "edge", "annotations": {name: "2h"}}
+    (ingress,) = previewed(api={"ingress": section | {"tls": {"secret_name": "a"}}}).of_type("Ingress")
+    assert ingress.inputs["spec"]["ingressClassName"] == "edge"
+    assert ingress.inputs["metadata"]["annotations"][name] == "2h"
+
+
+def test_gateway_routes_api_paths_of_its_tls_listener_without_a_short_timeout() -> None:
+    recording = preview("rke2-cilium")
+    (route,) = recording.of_type("HTTPRoute")
+    spec = route.inputs["spec"]
+    (gateway,) = spec["parentRefs"]
+    assert (gateway["namespace"], gateway["name"], gateway["sectionName"]) == ("edge", "public", "https")
+    assert spec["hostnames"] == ["batch.acme.example"]
+    (rule,) = spec["rules"]
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+    assert rule["timeouts"] == {"request": "1h", "backendRequest": "1h"}
+    assert recording.outputs["api_address"] == "https://batch.acme.example/v1"
+
+
+@pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
+def test_services_have_addresses_of_both_families_where_the_cluster_has_them(name: str) -> None:
+    services = preview(name).of_type("core/v1:Service")
+    assert {service.inputs["spec"]["ipFamilyPolicy"] for service in services} == {"PreferDualStack"}
+
+
+def test_database_at_an_ipv6_address_has_a_valid_url() -> None:
+    text = stack_text("own-postgres-and-s3")
+    address = "postgresql://owner@[fd00::5]:5432/cloister?sslmode=verify-full"
+    database = text.values["database"] | {"url": address, "networks": ["fd00::5/128"]}
+    recording = preview_values(changed("own-postgres-and-s3", database=database), text.secret_keys)
+    assert "@[fd00::5]:5432/" in environment(recording, "api")["CLOISTER_DATABASE_URL"]
 
 
 def test_stack_without_ingress_section_has_no_ingress() -> None:

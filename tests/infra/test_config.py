@@ -7,6 +7,10 @@ from infra.stack_file.reading import ConfigError
 from infra.stack_file.secret_keys import SECRET_KEYS
 from tests.infra.previewed_stacks import STACKS, changed, parse, preview_values, stack_text
 
+API_SERVER = {"kubernetes_api": {"networks": ["10.0.0.10/32", "fd00::10/128"]}}
+INGRESS = {"host": "a.example", "controller": "traefik", "tls": {"secret_name": "a"}}
+GATEWAY = {"host": "a.example", "gateway": "edge/public"}
+
 
 def problems(values: Mapping[str, Any], secret_keys: frozenset[str] | None = None) -> dict[str, str]:
     """Parse a wrong stack file; return its problems by key without the project."""
@@ -159,14 +163,24 @@ def test_repr_of_the_configuration_hides_secrets() -> None:
         ("database.recovery.until", {"database": recovery_from("database", until="2030-01-31 12:00")}),
         ("database.backup.schedule", {"database": {"kind": "cloudnative_pg", "backup": {"schedule": "0 3 * * *"}}}),
         ("api.ingress.host", {"api": {"ingress": {"tls": {"cluster_issuer": "ca"}}}}),
-        ("api.ingress.tls", {"api": {"ingress": {"host": "a.example", "tls": {}}}}),
-        ("api.ingress.tls", {"api": {"ingress": {"host": "a.b", "tls": {"secret_name": "a", "cluster_issuer": "b"}}}}),
+        ("api.ingress.tls", {"api": {"ingress": INGRESS | {"tls": {}}}}),
+        ("api.ingress.tls", {"api": {"ingress": INGRESS | {"tls": {"secret_name": "a", "cluster_issuer": "b"}}}}),
+        ("api.ingress.controller", {"api": {"ingress": {"host": "a.example", "tls": {"secret_name": "a"}}}}),
+        ("api.ingress.class_name", {"api": {"ingress": INGRESS | {"controller": "custom"}}}),
+        (
+            "api.ingress.controller_namespace",
+            {"api": {"ingress": INGRESS | {"controller": "custom", "class_name": "edge"}}},
+        ),
+        ("api.gateway.controller_namespace", {"api": {"gateway": GATEWAY}}),
+        ("api.gateway.gateway", {"api": {"gateway": GATEWAY | {"gateway": "public"}}}),
+        ("api.gateway", {"api": {"ingress": INGRESS, "gateway": GATEWAY | {"controller_namespace": "edge"}}}),
         ("api.max_replicas", {"api": {"replicas": 5}}),
         ("device_plugin.install", {"device_plugin": {"install": True}}),
         ("images.device_plugin", {"device_plugin": {"install": True}}),
         ("limits.job_gpus", {"limits": {"job_gpus": 1}}),
         ("limits.job_cpus", {"limits": {"job_cpus": 1000}}),
         ("network.kubernetes_api.networks[0]", {"network": {"kubernetes_api": {"networks": ["0.0.0.0/0"]}}}),
+        ("network.kubernetes_api.networks[0]", {"network": {"kubernetes_api": {"networks": ["::/0"]}}}),
         ("network.kubernetes_api.networks", {"network": {}}),
         ("network.webhook_hosts", {"network": {"plugin": "calico", "webhook_hosts": ["hooks.acme.example"]}}),
         ("network.oidc_hosts", {"network": {"plugin": "calico", "oidc_hosts": ["login.acme.example"]}}),
@@ -180,6 +194,37 @@ def test_repr_of_the_configuration_hides_secrets() -> None:
 def test_contradicting_values_are_refused(key: str, section: dict[str, Any]) -> None:
     secrets = stack_text().secret_keys | (section.keys() & SECRET_KEYS.keys())
     assert key in problems(changed(**section), secrets)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"network": API_SERVER},
+        {"network": {"plugin": "cilium"}, "api": {"gateway": GATEWAY}},
+        {"api": {"gateway": GATEWAY | {"controller_networks": ["10.0.0.0/24", "fd00::/64"]}}},
+    ],
+)
+def test_networks_of_both_families_and_gateways_are_accepted(sections: dict[str, Any]) -> None:
+    parse(changed(**sections))
+
+
+BY_ADDRESS = {"webhook_networks": ["10.40.0.0/16"], "oidc_networks": ["10.60.0.10/32"]}
+OWN_GATEWAY = {"gateway": {"host": "batch.acme.example", "gateway": "edge/public", "controller_namespace": "edge"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        ("k3s", {"network": {"plugin": "cilium"}}),
+        ("k3s", {"network": {"plugin": "calico"}}),
+        ("rke2-cilium", {"network": BY_ADDRESS | API_SERVER, "api": OWN_GATEWAY}),
+        ("rke2-cilium", {"network": BY_ADDRESS | {"plugin": "calico"}, "api": OWN_GATEWAY}),
+        ("v100-and-a10g", {"network": {"plugin": "cilium"}}),
+        ("v100-and-a10g", {"network": {"plugin": "calico"}}),
+    ],
+)
+def test_changes_of_the_deployment_guide_make_valid_stack_files(name: str, sections: dict[str, Any]) -> None:
+    parse(changed(name, **sections), stack_text(name).secret_keys)
 
 
 @pytest.mark.parametrize("limit", ["job_cpus", "job_memory_gib", "job_gpus"])

@@ -43,6 +43,7 @@ def test_stack_on_a_cluster_whose_kuberay_belongs_to_another_one_is_refused() ->
     [
         ("customer", {"customer": "acme"}),
         ("api.ingress.host", {"api": {"ingress": {"host": "batch.acme.example"}}}),
+        ("api.gateway.host", {"api": {"gateway": {"host": "batch.acme.example"}}}),
     ],
 )
 def test_what_another_stack_of_the_cluster_has_is_refused(key: str, sections: dict[str, Any]) -> None:

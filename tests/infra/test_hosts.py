@@ -41,6 +41,7 @@ def problems(values: Mapping[str, Any]) -> list[str]:
         ({"machines": machines({"labels": {"a": "b c"}})}, "hosts.machines[0].labels: must be labels"),
         ({"machines": machines()[:5]}, "node_pools.v100.nodes: gpu-2 is not in hosts.machines"),
         ({"network_plugin": "cilium"}, "hosts.distribution.sha256: lacks rke2-images-cilium.linux-amd64.tar.zst"),
+        ({"network_plugin": "cilium"}, "network.plugin: is kubernetes, but hosts.network_plugin is cilium"),
         ({"network_plugin": "flannel"}, "hosts.network_plugin: "),
     ],
 )

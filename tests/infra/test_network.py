@@ -10,7 +10,11 @@ from infra.tenancy.network import NetworkArgs, Networks, Pods, flows
 from infra.tenancy.network_policies import policies
 from tests.infra.previewed_stacks import STACKS, preview
 
-ALL = (*EXAMPLES.values(), CALICO)
+ALL = (
+    *EXAMPLES.values(),
+    CALICO,
+    replace(CILIUM, ingress_namespace="", ingress_networks=("10.0.0.0/24", "fd00::/64"), ingress_by_cilium=True),
+)
 
 
 def policy(args: NetworkArgs, name: str) -> dict[str, list[dict[str, object]]]:
@@ -139,6 +143,16 @@ def test_cilium_reaches_a_dns_cache_on_the_node_by_entity() -> None:
     ]
     assert rules
     assert all({port["port"] for each in rule["toPorts"] for port in each["ports"]} == {"53"} for rule in rules)
+
+
+def test_api_accepts_requests_from_controllers_on_nodes_and_from_cilium() -> None:
+    ports = [{"ports": [{"port": "8000", "protocol": "TCP"}]}]
+    by_cilium = replace(CILIUM, ingress_namespace="", ingress_by_cilium=True)
+    assert of_plugin(by_cilium)["api"]["ingress"] == [{"fromEntities": ["ingress"], "toPorts": ports}]
+    on_nodes = replace(CILIUM, ingress_namespace="", ingress_networks=("10.0.0.0/24",))
+    assert of_plugin(on_nodes)["api"]["ingress"] == [{"fromEntities": ["host", "remote-node"], "toPorts": ports}]
+    (rule,) = policy(replace(on_nodes, plugin="kubernetes"), "api")["ingress"]
+    assert rule["from"] == [{"ipBlock": {"cidr": "10.0.0.0/24"}}]
 
 
 def test_calico_allows_the_api_server_by_its_service() -> None:

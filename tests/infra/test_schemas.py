@@ -25,6 +25,8 @@ NOT_KUBERNETES_OWN = {
     "monitoring.coreos.com": "Prometheus Operator",
     "postgresql.cnpg.io": "CloudNativePG",
     "barmancloud.cnpg.io": "CloudNativePG's Barman Cloud plugin",
+    "cilium.io": "Cilium",
+    "gateway.networking.k8s.io": "Gateway API",
 }
 
 

@@ -52,6 +52,7 @@ def test_process_serves_logs_without_content_and_stops(
         "CLOISTER_DATABASE_URL": database_url,
         "CLOISTER_OBJECT_STORE": f"file://{tmp_path}/objects",
         "CLOISTER_MODELS": str(tmp_path / "models.yaml"),
+        "CLOISTER_HOST": "::",
         "CLOISTER_PORT": str(port),
         "CLOISTER_RETENTION_DAYS": "7",
         "CLOISTER_RECEIPT_KEY_FILE": receipt_key_file,
@@ -61,7 +62,7 @@ def test_process_serves_logs_without_content_and_stops(
     try:
         wait_until_ready(f"http://127.0.0.1:{port}")
         answer = httpx.post(
-            f"http://127.0.0.1:{port}/v1/files",
+            f"http://[::1]:{port}/v1/files",
             headers={"authorization": f"Bearer {key}"},
             data={"purpose": "batch"},
             files={"file": ("a.jsonl", b'{"prompt":"confidential"}')},

@@ -514,6 +514,7 @@ def test_process_serves_and_stops_at_once_although_a_job_waits(
         "CLOISTER_DATABASE_URL": database_url,
         "CLOISTER_OBJECT_STORE": f"file://{tmp_path}/objects",
         "CLOISTER_MODELS": str(tmp_path / "models.yaml"),
+        "CLOISTER_HOST": "::",
         "CLOISTER_COORDINATOR_PORT": str(port),
         "CLOISTER_COORDINATOR_METRICS_PORT": str(metrics_port),
     }
@@ -528,6 +529,7 @@ def test_process_serves_and_stops_at_once_although_a_job_waits(
                     break
             except httpx.ConnectError:
                 time.sleep(0.1)
+        assert httpx.get(f"http://[::1]:{port}/readyz").status_code == 200
         headers = {"authorization": f"Bearer {job.token}"}
         body = sync_request(wait_s=50).to_json()
         waiting = executor.submit(client.post, SYNC_PATH, content=body, headers=headers)

@@ -33,6 +33,12 @@ def health(stack: Stack) -> Iterator[httpx.Client]:
         yield client
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_all_addresses_include_ipv4_and_ipv6(stack: Stack, host: str) -> None:
+    with serve_health(stack.backends, host="::", port=0) as port:
+        assert httpx.get(f"http://{host}:{port}/healthz", trust_env=False).status_code == 200
+
+
 def test_healthz_fails_if_the_loop_has_not_run_for_half_a_minute(stack: Stack, health: httpx.Client) -> None:
     assert health.get("/healthz").status_code == 200
     stack.backends.metrics.beat_at = time.monotonic() - 31

@@ -17,7 +17,7 @@ from service.doctor.preflight.clocks import clock_finding
 from service.doctor.preflight.egress import Row, egress_findings, parse_destination, write_report
 from service.doctor.preflight.gpus import driver_finding, gpu_findings
 from service.doctor.preflight.images import pull_finding
-from service.doctor.preflight.network import Source, check_policies, check_under_policies
+from service.doctor.preflight.network import Source, check_policies, check_under_policies, stack_policies
 from service.doctor.preflight.plugins import NetworkPlugin
 from service.doctor.preflight.stack_facts import Pool, read_stack_facts
 from service.doctor.preflight.temporary_pods import Cluster, TestPod
@@ -52,6 +52,41 @@ def test_gpu_nodes_alone_pull_all_images_from_the_mirror(tmp_path: Path) -> None
     assert found.accelerator is not None
     assert found.accelerator.resource == "nvidia.com/a10g"
     assert found.images[0] == "mirror.acme.example/m/a/ray@sha256:1"
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({}, ("", "")),
+        ({"ingress": {"controller": "traefik"}}, ("traefik", "traefik")),
+        ({"ingress": {"controller": "nginx", "class_name": "a", "controller_namespace": "b"}}, ("a", "b")),
+        ({"ingress": {"controller": "haproxy", "controller_networks": ["10.0.0.0/24"]}}, ("haproxy", "")),
+        ({"gateway": {"gateway": "edge/public"}}, ("", "")),
+        ({"gateway": {"gateway": "edge/public", "controller_namespace": "b"}}, ("", "b")),
+    ],
+)
+def test_ingress_class_and_namespace_are_those_of_the_controller(
+    tmp_path: Path, section: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    facts = read_stack_facts(changed(tmp_path, api=section))
+    assert (facts.ingress_class, facts.controller_namespace) == expected
+    assert (facts.gateway, facts.gateway_listener) == ("edge/public" if "gateway" in section else "", "https")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "rule"),
+    [("cilium", {"toEntities": ["kube-apiserver"]}), ("calico", {"action": "Allow"})],
+)
+def test_policies_of_the_network_plugin_allow_the_api_server_without_its_addresses(
+    tmp_path: Path, plugin: str, rule: dict[str, Any]
+) -> None:
+    facts = read_stack_facts(changed(tmp_path, network={"plugin": plugin}))
+    plain, own = [], []
+    for each in stack_policies(facts):
+        (plain if "podSelector" in each["spec"] else own).append(each)
+    assert {each["metadata"]["name"] for each in own} == {"ray-head", "reconciler"}
+    assert all(rule.items() <= each["spec"]["egress"][0].items() for each in own)
+    assert "ipBlock" not in str(plain)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "config: {}", "config: {cloister:customer: acme}"])

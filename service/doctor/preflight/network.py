@@ -116,7 +116,7 @@ def check_network(
     kubernetes = _kubernetes(cluster)
     yield from _check_before_policies(cluster, tried[0], peer, kubernetes)
     for body in stack_policies(facts):
-        cluster.api.create(f"/apis/networking.k8s.io/v1/namespaces/{sources}/networkpolicies", body)
+        cluster.api.create(policies_path(body, sources), body)
     yield from check_policies(cluster, tried[0], peer, plugin=plugin, settle_s=settle_s)
     yield from check_under_policies(cluster, facts, tried[0], kubernetes, plugin)
     outside = [parse_destination(each) for each in external]
@@ -161,18 +161,58 @@ def stack_policies(facts: StackFacts) -> list[JsonObject]:
         "to": [{"ipBlock": {"cidr": network}} for network in facts.api_networks],
         "ports": [{"port": facts.api_port, "protocol": "TCP"}],
     }
+    is_plain = facts.network_plugin == "kubernetes"
 
-    def policy(name: str, selector: JsonObject, egress: list[JsonObject]) -> JsonObject:
+    def policy(name: str, labels: Mapping[str, str], egress: list[JsonObject]) -> JsonObject:
+        selector = {"matchLabels": dict(labels)} if labels else {}
         spec = {"podSelector": selector, "policyTypes": ["Ingress", "Egress"], "ingress": [], "egress": egress}
         metadata = {"name": name}
         return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
-    reconciler = _service_labels(facts, RECONCILER)
+    callers = {HEAD: {"ray.io/node-type": "head"}, RECONCILER: _service_labels(facts, RECONCILER)}
     return [
         policy(DEFAULT_DENY, {}, [dns]),
-        policy(HEAD, {"matchLabels": {"ray.io/node-type": "head"}}, [server]),
-        policy(RECONCILER, {"matchLabels": reconciler}, [server]),
+        *(policy(name, labels, [server] if is_plain else []) for name, labels in callers.items()),
+        *_plugin_policies(facts, callers),
     ]
+
+
+def _plugin_policies(facts: StackFacts, callers: Mapping[str, Mapping[str, str]]) -> Iterator[JsonObject]:
+    """Yield the policies of Cilium or Calico that a stack gets for the API server, and for a DNS cache of the node."""
+    if facts.network_plugin == "calico":
+        services = {"services": {"name": "kubernetes", "namespace": "default"}}
+        for name, labels in callers.items():
+            selector = " && ".join(f"{label} == '{value}'" for label, value in labels.items())
+            egress = [{"action": "Allow", "destination": services}]
+            spec: JsonObject = {"selector": selector, "types": ["Egress"], "egress": egress}
+            yield {
+                "apiVersion": "projectcalico.org/v3",
+                "kind": "NetworkPolicy",
+                "metadata": {"name": name},
+                "spec": spec,
+            }
+    if facts.network_plugin == "cilium":
+        server = {"ports": [{"port": str(facts.api_port), "protocol": "TCP"}]}
+        dns = {"ports": [{"port": "53", "protocol": protocol} for protocol in ("UDP", "TCP")]}
+        rules = [(name, labels, "kube-apiserver", server) for name, labels in callers.items()]
+        rules += [(DEFAULT_DENY, {}, "host", dns)] if facts.dns_networks else []
+        for name, labels, entity, ports in rules:
+            spec = {
+                "endpointSelector": {"matchLabels": dict(labels)} if labels else {},
+                "egress": [{"toEntities": [entity], "toPorts": [ports]}],
+            }
+            yield {
+                "apiVersion": "cilium.io/v2",
+                "kind": "CiliumNetworkPolicy",
+                "metadata": {"name": name},
+                "spec": spec,
+            }
+
+
+def policies_path(policy: JsonObject, namespace: str) -> str:
+    """Return the path of the Kubernetes API that lists and creates policies of this kind."""
+    plural = "ciliumnetworkpolicies" if policy["kind"] == "CiliumNetworkPolicy" else "networkpolicies"
+    return f"/apis/{policy['apiVersion']}/namespaces/{namespace}/{plural}"
 
 
 def _connect(cluster: Cluster, source: Source, targets: Sequence[Destination]) -> Any:
@@ -245,15 +285,23 @@ def check_under_policies(
     """
     name = Destination(name="DNS", host=_DNS_NAME, port=kubernetes.port)
     server, resolved = _connect(cluster, head, [kubernetes, name])["results"]
-    check, networks = "Kubernetes API under the policies", ", ".join(facts.api_networks)
+    check, allowed = "Kubernetes API under the policies", f"`network.plugin: {facts.network_plugin}` allows it"
+    if facts.network_plugin == "kubernetes":
+        allowed = f"`network.kubernetes_api` allows {', '.join(facts.api_networks)}"
     if server["found"] == "open":
-        yield Finding.ok(check, f"{kubernetes.place} answers; `network.kubernetes_api` allows {networks}")
+        yield Finding.ok(check, f"{kubernetes.place} answers; {allowed}")
     else:
+        remedy = "Enter the addresses and the port of `kubectl get endpointslices --namespace default`. "
+        remedy += plugin.to_reach_nodes
+        if facts.network_plugin != "kubernetes":
+            remedy = (
+                f"Enter the cluster's network plugin, which is {plugin.name}, in `network.plugin`, and the port of "
+                "`kubectl get endpointslices --namespace default` in `network.kubernetes_api.port`"
+            )
         yield Finding.failed(
             check,
-            f"{kubernetes.place}: {server['found']}, though `network.kubernetes_api` allows {networks}, port "
-            f"{facts.api_port}. Reconciler and Ray's autoscaler would be cut off. Enter the addresses and the port of "
-            f"`kubectl get endpointslices --namespace default`. {plugin.to_reach_nodes}".strip(),
+            f"{kubernetes.place}: {server['found']}, though {allowed}, port {facts.api_port}. Reconciler and Ray's "
+            f"autoscaler would be cut off. {remedy}".strip(),
         )
     if not resolved["address"]:
         yield Finding.failed(

@@ -32,7 +32,9 @@ _PLUGINS: Final = (
     (
         "cilium",
         NetworkPlugin(
-            name="Cilium", to_reach_nodes="Cilium selects nodes by `ipBlock` only with `policyCIDRMatchMode: nodes`"
+            name="Cilium",
+            to_reach_nodes="Set `network.plugin: cilium`: Cilium selects nodes by `ipBlock` only with "
+            "`policyCIDRMatchMode: nodes`",
         ),
     ),
     ("calico-node", NetworkPlugin(name="Calico")),

@@ -1,6 +1,6 @@
-"""Requirements of a stack on the cluster around it: ingress controller and storage."""
+"""Requirements of a stack on the cluster around it: ingress controller or Gateway, and storage."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from service.doctor.cluster_api import ClusterApi
@@ -19,31 +19,66 @@ def check_ingress(api: ClusterApi, facts: StackFacts) -> Iterator[Finding]:
     """Check the ingress class of the stack, and that a policy can select the controller's pods."""
     if not facts.ingress_class:
         return
-    check = "ingress"
+    problems = []
     classes = [each["metadata"]["name"] for each in api.items("/apis/networking.k8s.io/v1/ingressclasses")]
     if facts.ingress_class not in classes:
         present = f"The cluster has: {', '.join(classes)}" if classes else "The cluster has none: install a controller"
-        yield Finding.failed(
-            check, f"there is no IngressClass {facts.ingress_class} (`api.ingress.class_name`). {present}"
+        problems.append(f"there is no IngressClass {facts.ingress_class} (`api.ingress.class_name`). {present}")
+    problems += _controller_problems(api, facts, "api.ingress")
+    yield from _findings("ingress", problems, f"IngressClass {facts.ingress_class}", facts)
+
+
+def check_gateway(api: ClusterApi, facts: StackFacts) -> Iterator[Finding]:
+    """Check the Gateway of the stack and its listener, and that a policy can select the pods of its data plane."""
+    if not facts.gateway:
+        return
+    problems = []
+    namespace, _, name = facts.gateway.partition("/")
+    found = api.find(f"/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/gateways/{name}")
+    protocols = {each["name"]: each["protocol"] for each in found["spec"]["listeners"]} if found else {}
+    listener = facts.gateway_listener
+    if found is None:
+        problems.append(f"there is no Gateway {facts.gateway} (`api.gateway.gateway`): create it, or name another one")
+    elif listener not in protocols:
+        problems.append(
+            f"Gateway {facts.gateway} has no listener {listener} (`api.gateway.section_name`). "
+            f"It has: {', '.join(protocols)}"
         )
+    elif protocols[listener] != "HTTPS":
+        problems.append(
+            f"the listener {listener} of Gateway {facts.gateway} is {protocols[listener]}, without TLS: name one of "
+            "protocol HTTPS in `api.gateway.section_name`"
+        )
+    problems += _controller_problems(api, facts, "api.gateway")
+    yield from _findings("gateway", problems, f"Gateway {facts.gateway}, listener {listener}", facts)
+
+
+def _controller_problems(api: ClusterApi, facts: StackFacts, section: str) -> Iterator[str]:
+    """Yield why the network policies would refuse the requests that a controller forwards."""
+    if not facts.controller_namespace:
+        return
     pods = [
         pod
-        for pod in api.items(f"/api/v1/namespaces/{facts.ingress_namespace}/pods")
+        for pod in api.items(f"/api/v1/namespaces/{facts.controller_namespace}/pods")
         if pod.get("status", {}).get("phase") == "Running"
     ]
-    where = f"{facts.ingress_namespace} (`api.ingress.controller_namespace`)"
+    where = f"{facts.controller_namespace} (`{section}.controller_namespace`)"
     if not pods:
-        yield Finding.failed(
-            check, f"no pod runs in {where}: enter the namespace of the ingress controller, or start its pods"
-        )
+        yield f"no pod runs in {where}: enter the namespace of the controller's pods, or start them"
     elif all(pod["spec"].get("hostNetwork") for pod in pods):
-        yield Finding.failed(
-            check,
+        yield (
             f"the pods in {where} use the network of their nodes, which no `namespaceSelector` selects, so the "
-            "policies refuse their requests: run the controller without `hostNetwork`",
+            f"policies refuse their requests: enter the addresses of the nodes in `{section}.controller_networks`, or "
+            "run the controller without `hostNetwork`"
         )
-    elif facts.ingress_class in classes:
-        yield Finding.ok(check, f"IngressClass {facts.ingress_class}, with {len(pods)} running pods in {where}")
+
+
+def _findings(check: str, problems: Sequence[str], right: str, facts: StackFacts) -> Iterator[Finding]:
+    """Yield a failure for each problem; without any, that everything is right."""
+    yield from (Finding.failed(check, problem) for problem in problems)
+    if not problems:
+        pods = f", with running pods in {facts.controller_namespace}" if facts.controller_namespace else ""
+        yield Finding.ok(check, f"{right}{pods}")
 
 
 def check_storage_binds(cluster: Cluster, facts: StackFacts, namespace: str) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from service.doctor.preflight.choices import Preflight
 from service.doctor.preflight.gpus import check_pool_nodes
 from service.doctor.preflight.images import check_pool_image
 from service.doctor.preflight.network import check_network
-from service.doctor.preflight.requirements import check_ingress, check_storage_binds
+from service.doctor.preflight.requirements import check_gateway, check_ingress, check_storage_binds
 from service.doctor.preflight.stack_facts import StackFacts
 from service.doctor.preflight.temporary_pods import Cluster, check_leftovers, temporary_namespace
 
@@ -54,6 +54,7 @@ def check_with_pods(
         checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
             ("nodes of the pools", lambda: check_pool_nodes(api, facts)),
             ("ingress", lambda: check_ingress(api, facts)),
+            ("gateway", lambda: check_gateway(api, facts)),
             ("volumes of the stack", lambda: check_storage_binds(cluster, facts, peers)),
             (
                 "network",

@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from ray_job.contract.accelerators import Accelerator, ImageVariant
-from ray_job.contract.cluster import POOL_LABEL
+from ray_job.contract.cluster import GATEWAY_LISTENER, INGRESS_CONTROLLERS, POOL_LABEL
 from service.errors import SettingsError
 from service.model_catalogue import accelerator_table, parse_accelerators
 
@@ -56,14 +56,17 @@ class StackFacts:
         instance: ``acme-prod``.
         service_image: image of the service's pods.
         pools: the node pools.
-        api_networks: addresses of the API server, which the policies allow.
+        network_plugin: ``kubernetes``, ``calico`` or ``cilium``: the kind of policy that allows the API server.
+        api_networks: addresses of the API server, which plain policies allow.
         api_port: its port at these addresses.
         dns_namespace: namespace of the cluster's DNS.
         dns_networks: further DNS servers.
         storage_classes: storage classes of the stack's volumes, with the key of each; empty for the cluster's default.
         start_limit_s: how long a job's pods may take to start, with the pull of the image.
         ingress_class: the ingress class; empty without an ingress.
-        ingress_namespace: namespace of the ingress controller.
+        gateway: namespace and name of the Gateway; empty without one.
+        gateway_listener: the listener of the Gateway that serves the API.
+        controller_namespace: namespace of the pods that forward requests to the API; empty if none selects them.
         installs_device_plugin: whether the stack installs NVIDIA's device plugin.
         registry: registry and account of the pull secret; None without one.
     """
@@ -74,6 +77,7 @@ class StackFacts:
     instance: str
     service_image: str
     pools: tuple[Pool, ...]
+    network_plugin: str
     api_networks: tuple[str, ...]
     api_port: int
     dns_namespace: str
@@ -81,7 +85,9 @@ class StackFacts:
     storage_classes: Mapping[str, str]
     start_limit_s: int
     ingress_class: str
-    ingress_namespace: str
+    gateway: str
+    gateway_listener: str
+    controller_namespace: str
     installs_device_plugin: bool
     registry: tuple[str, str] | None
 
@@ -114,7 +120,11 @@ def read_stack_facts(path: Path) -> StackFacts:
 
 def _facts(path: Path, values: Mapping[str, Any]) -> StackFacts:
     images, network, cluster = values["images"], values["network"], values["kubernetes"]
-    ingress = (values.get("api") or {}).get("ingress") or {}
+    server, api = network.get("kubernetes_api") or {}, values.get("api") or {}
+    ingress, gateway = api.get("ingress") or {}, api.get("gateway") or {}
+    defaults = INGRESS_CONTROLLERS[ingress["controller"] if ingress else "custom"]
+    access = ingress or gateway
+    default_namespace = "" if access.get("controller_networks") else defaults.namespace
     mirror, login = str(images.get("mirror") or ""), images.get("pull_secret")
     return StackFacts(
         path=path,
@@ -123,8 +133,9 @@ def _facts(path: Path, values: Mapping[str, Any]) -> StackFacts:
         instance=f"{values['customer']}-{values['environment']}",
         service_image=_mirrored(images["service"], mirror),
         pools=_pools(values, mirror),
-        api_networks=tuple(network["kubernetes_api"]["networks"]),
-        api_port=int(network["kubernetes_api"].get("port", _API_PORT)),
+        network_plugin=str(network.get("plugin", "kubernetes")),
+        api_networks=tuple(server.get("networks", ())),
+        api_port=int(server.get("port", _API_PORT)),
         dns_namespace=str(network.get("dns_namespace", "kube-system")),
         dns_networks=tuple(network.get("dns_networks", ())),
         storage_classes={
@@ -133,8 +144,10 @@ def _facts(path: Path, values: Mapping[str, Any]) -> StackFacts:
             if (held := values.get(section) or {}).get("kind", "bundled") in ("bundled", "cloudnative_pg")
         },
         start_limit_s=int((values.get("jobs") or {}).get("start_limit_s", _START_LIMIT_S)),
-        ingress_class=str(ingress.get("class_name", "nginx")) if ingress else "",
-        ingress_namespace=str(ingress.get("controller_namespace", "ingress-nginx")),
+        ingress_class=str(ingress.get("class_name") or defaults.class_name),
+        gateway=str(gateway.get("gateway", "")),
+        gateway_listener=str(gateway.get("section_name", GATEWAY_LISTENER)),
+        controller_namespace=str(access.get("controller_namespace") or default_namespace),
         installs_device_plugin=bool((values.get("device_plugin") or {}).get("install")),
         registry=(str(login["registry"]), str(login["username"])) if login else None,
     )
