@@ -9,12 +9,15 @@ import pytest
 from infra.rendering.manifests import Manifest, manifests, with_templates
 from infra.rendering.render import record_stack
 from tests.cluster.api import Answer, ApiError, KubernetesApi
-from tests.infra.previewed_stacks import FILES, STACKS
+from tests.infra.previewed_stacks import FILES, PLATFORM_STACK, STACKS, STACKS_OF_CUSTOMERS
 
 pytestmark = pytest.mark.cluster
 
-# Defined by Helm charts and CloudNativePG.
-_NOT_THERE = {"Chart", "Cluster", "Database", "ImageCatalog", "ObjectStore", "ScheduledBackup"}
+# Defined by Helm charts, CloudNativePG and Prometheus Operator.
+_NOT_THERE = {
+    *("Chart", "Cluster", "Database", "ImageCatalog", "ObjectStore", "ScheduledBackup"),
+    *("PodMonitor", "PrometheusRule", "ServiceMonitor"),
+}
 
 # Created by the cluster's own tools where there are GPUs.
 _RUNTIME_CLASS = {
@@ -25,17 +28,36 @@ _RUNTIME_CLASS = {
 }
 
 
-@pytest.fixture(scope="module", params=FILES, ids=STACKS)
+EACH_STACK = pytest.mark.parametrize("given", FILES, ids=STACKS, indirect=True)
+EACH_STACK_WITH_PODS = pytest.mark.parametrize(
+    "given",
+    [file for file, name in zip(FILES, STACKS, strict=True) if name in STACKS_OF_CUSTOMERS],
+    ids=STACKS_OF_CUSTOMERS,
+    indirect=True,
+)
+
+
+@pytest.fixture(scope="module")
 def given(request: pytest.FixtureRequest) -> tuple[Manifest, ...]:
     return with_templates(manifests(record_stack(request.param)))
 
 
 @pytest.fixture(scope="module")
-def namespaces(given: tuple[Manifest, ...], api: KubernetesApi) -> Iterator[None]:
-    """Create what pods and dry runs need of a stack: namespaces, priority classes, service accounts."""
+def platform() -> tuple[Manifest, ...]:
+    return manifests(record_stack(FILES[STACKS.index(PLATFORM_STACK)]))
+
+
+@pytest.fixture(scope="module")
+def namespaces(given: tuple[Manifest, ...], platform: tuple[Manifest, ...], api: KubernetesApi) -> Iterator[None]:
+    """Create what pods and dry runs need of a stack: namespaces, priority classes, service accounts.
+
+    Namespaces of customers' jobs belong to the stack of their platform.
+    """
     kinds = ("Namespace", "PriorityClass", "ServiceAccount")
     made = sorted((each.body for each in given if each.kind in kinds), key=lambda body: kinds.index(body["kind"]))
-    made.append(_RUNTIME_CLASS)
+    own = {body["metadata"]["name"] for body in made}
+    shared = [each.body for each in platform if each.kind == "Namespace" and each.name not in own]
+    made = [*shared, *made, _RUNTIME_CLASS]
     for body in made:
         api.create(body)
     yield
@@ -53,6 +75,7 @@ def tried(api: KubernetesApi, each: Manifest) -> Answer:
     return api.apply(body, field_manager="test", dry_run=True)
 
 
+@EACH_STACK
 @pytest.mark.usefixtures("namespaces")
 def test_server_accepts_every_manifest_without_a_warning(given: tuple[Manifest, ...], api: KubernetesApi) -> None:
     known = [each for each in given if "spec" not in each.body or api.knows(each.body["apiVersion"], each.kind)]
@@ -69,6 +92,7 @@ def test_server_accepts_every_manifest_without_a_warning(given: tuple[Manifest, 
     assert unknown <= _NOT_THERE
 
 
+@EACH_STACK_WITH_PODS
 @pytest.mark.usefixtures("namespaces")
 def test_every_pod_is_admitted_without_a_warning(given: tuple[Manifest, ...], api: KubernetesApi) -> None:
     problems = []
@@ -82,6 +106,7 @@ def test_every_pod_is_admitted_without_a_warning(given: tuple[Manifest, ...], ap
     assert problems == []
 
 
+@EACH_STACK_WITH_PODS
 @pytest.mark.usefixtures("namespaces")
 def test_wrong_objects_are_refused_or_cause_a_warning(given: tuple[Manifest, ...], api: KubernetesApi) -> None:
     deployment = copy.deepcopy(next(each.body for each in given if each.kind == "Deployment" and each.name == "api"))
