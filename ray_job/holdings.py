@@ -5,9 +5,18 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Final
+from dataclasses import replace
+from typing import Final, Literal
 
-from ray_job.contract.leases import Commit, CommittedRows, Lease, PartUrl, PartUrlsRequest, SegmentRef
+from ray_job.contract.leases import (
+    Commit,
+    CommittedRows,
+    Lease,
+    PartUrl,
+    PartUrlsRequest,
+    SegmentRef,
+    SegmentTimes,
+)
 from ray_job.contract.plans import bitmap_rows
 from ray_job.coordinator import Coordinator
 
@@ -40,6 +49,7 @@ class HeldLeases:
         self._clock = clock
         self._leases: dict[SegmentRef, Lease] = {}
         self._left: dict[SegmentRef, set[int]] = {}
+        self._reached_s: dict[SegmentRef, dict[str, float]] = {}  # of traced segments
         self.idle_since_s = clock()
         """When the last lease was gone."""
 
@@ -73,12 +83,15 @@ class HeldLeases:
         """Hold a lease until its rows are committed."""
         self._leases[lease.ref] = lease
         self._left[lease.ref] = set(range(lease.rows)) - bitmap_rows(lease.done)
+        if lease.is_traced:
+            self._reached_s[lease.ref] = {"leased": self._clock()}
 
     def remove(self, ref: SegmentRef) -> bool:
         """Forget a lease, and return whether it was held."""
         if self._leases.pop(ref, None) is None:
             return False
         del self._left[ref]
+        self._reached_s.pop(ref, None)
         if not self._leases:
             self.idle_since_s = self._clock()
         return True
@@ -89,6 +102,39 @@ class HeldLeases:
             self._left[ref].difference_update(rows)
             if not self._left[ref]:
                 self.remove(ref)
+
+    def reach(self, ref: SegmentRef, step: Literal["read", "sent"]) -> None:
+        """Note that the rows of a segment were read, or that the first of them went to an engine, if it is traced."""
+        if (reached_s := self._reached_s.get(ref)) is not None:
+            reached_s.setdefault(step, self._clock())
+
+    def times(self, refs: Collection[SegmentRef], ready_s: float) -> tuple[SegmentTimes, ...]:
+        """Return the times of the traced ones of some segments, of which a part was just written.
+
+        The next part of a segment begins with the engine.
+
+        Args:
+            refs: the segments.
+            ready_s: when the rows of the part were answered, by the clock.
+        """
+        now_s, found = self._clock(), []
+        for ref in refs:
+            if (reached_s := self._reached_s.get(ref)) is None:
+                continue
+            leased_s = reached_s["leased"]
+            read_s = reached_s.get("read", leased_s)
+            sent_s = reached_s.get("sent", read_s)
+            found.append(
+                SegmentTimes(
+                    segment=ref.segment,
+                    leased_s=now_s - leased_s,
+                    read_s=now_s - read_s,
+                    sent_s=now_s - sent_s,
+                    ready_s=now_s - ready_s,
+                )
+            )
+            reached_s |= {"leased": sent_s, "read": sent_s}
+        return tuple(found)
 
 
 class PartPlaces:
@@ -153,8 +199,16 @@ class PartPlaces:
             del self._refills[batch_id]
 
 
-async def record(coordinator: Coordinator, commit: Commit, held: HeldLeases) -> tuple[SegmentRef, ...]:
-    """Commit a part that was written, and count its rows.
+async def record(
+    coordinator: Coordinator, commit: Commit, held: HeldLeases, *, ready_s: float
+) -> tuple[SegmentRef, ...]:
+    """Commit a part that was just written, and count its rows.
+
+    Args:
+        coordinator: the coordinator.
+        commit: the part.
+        held: the leases.
+        ready_s: when its rows were answered, in monotonic seconds.
 
     Returns:
         Segments whose rows were refused: the job does not hold them any more.
@@ -162,10 +216,11 @@ async def record(coordinator: Coordinator, commit: Commit, held: HeldLeases) -> 
     Raises:
         JobError: see ``Coordinator``.
     """
+    refs = [segment_ref(commit.batch_id, rows) for rows in commit.segments]
+    commit = replace(commit, times=held.times(refs, ready_s))
     answer = await coordinator.commit(commit)
     refused = []
-    for rows, accepted in zip(commit.segments, answer.accepted, strict=True):
-        ref = segment_ref(commit.batch_id, rows)
+    for ref, rows, accepted in zip(refs, commit.segments, answer.accepted, strict=True):
         if accepted:
             held.commit(ref, bitmap_rows(rows.rows))
         else:

@@ -133,6 +133,7 @@ class RoundsJob:
         except (PlanError, InputError, ObjectMissingError, UrlRefusedError) as error:
             await self._fail(lease.ref, str(error))
             return []
+        self._held.reach(lease.ref, "read")
         return requests
 
     async def _fail(self, ref: SegmentRef, reason: str) -> None:
@@ -187,6 +188,8 @@ class RoundsJob:
 
         loop = asyncio.get_running_loop()
         blocks: asyncio.Queue[Any] = asyncio.Queue()
+        for ref in {request.segment for request in requests}:
+            self._held.reach(ref, "sent")
 
         def run() -> None:
             end: Exception | None = None
@@ -212,7 +215,7 @@ class RoundsJob:
 
     async def _commit(self, block: Any) -> None:
         """Let a worker write the parts of a block, and record them."""
-        places = {}
+        places, ready_s = {}, time.monotonic()
         for batch_id in await self._batches_of.remote(block):
             place = await self._places.take(batch_id)
             if place is not None:
@@ -222,7 +225,7 @@ class RoundsJob:
                     if ref.batch_id == batch_id:
                         self._held.remove(ref)
         for commit in await self._write_parts.remote(block, places):
-            for ref in await record(self._coordinator, commit, self._held):
+            for ref in await record(self._coordinator, commit, self._held, ready_s=ready_s):
                 self._held.remove(ref)
 
 

@@ -257,6 +257,7 @@ class DirectJob:
         if not rows:
             await self._fail(lease.ref, "the segment has no rows left to run")
             return
+        self._held.reach(lease.ref, "read")
         self._unsent_bytes += sum(len(row.raw) for row in rows)
         self._shares.deal(rows)
         self._note_change()
@@ -365,6 +366,8 @@ class DirectJob:
                 engine.pending[row.key] = row
                 engine.announced.add(row.segment.batch_id)
             self._unsent_bytes -= size
+            for ref in {row.segment for row in rows}:
+                self._held.reach(ref, "sent")
             settled = {each for each in engine.announced if not self._shares.has_batch(engine.number, each)}
             if rows or settled:
                 engine.announced -= settled
@@ -395,6 +398,7 @@ class DirectJob:
 
     async def _write(self, engine: _Engine, part: ReadyPart) -> None:
         """Let an engine write one part, and record it."""
+        ready_s = time.monotonic()
         for _ in range(WRITES):
             place = await self._places.take(part.batch_id)
             if place is None:  # the batch has ended
@@ -414,10 +418,10 @@ class DirectJob:
                 engine.pending.pop((segment_ref(part.batch_id, rows), row), None)
         self._note_change()
         # Not in the tasks of the engine: the part counts even if its actor dies now.
-        self._run(self._record(Commit(batch_id=part.batch_id, key=place.key, segments=part.segments)))
+        self._run(self._record(Commit(batch_id=part.batch_id, key=place.key, segments=part.segments), ready_s))
 
-    async def _record(self, commit: Commit) -> None:
-        refused = await record(self._coordinator, commit, self._held)
+    async def _record(self, commit: Commit, ready_s: float) -> None:
+        refused = await record(self._coordinator, commit, self._held, ready_s=ready_s)
         self._account()
         self._committed_parts += 1
         self._lose(refused)

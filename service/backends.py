@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cryptography.fernet import MultiFernet
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from prometheus_client import Counter
 from psycopg.types.json import Jsonb
 
 from service.db import Pool
 from service.model_catalogue import Catalogue
 from service.ports import ObjectStore
+from service.traces import Traces
 from service.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ DEFAULT_ORPHAN_AGE_S: Final = 24 * 3600
 DEFAULT_MAX_TRANSFERS_PER_KEY: Final = 16
 DEFAULT_USAGE_RETENTION_DAYS: Final = 1_095
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+def spans_dropped() -> Counter:
+    """Return a counter of lost spans, which is in no registry yet."""
+    return Counter("cloister_spans_dropped", "Spans of traces that no collector received.", registry=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +74,8 @@ class Backends:
         receipt_key: signs the receipts of deletions. A process that deletes nothing needs no lasting one.
         orphan_age_s: seconds after which an object that belongs to nothing is deleted.
         usage_retention_days: days for which the usage of a day is kept.
+        traces: the spans of this process.
+        spans_dropped: counts those that no collector received; each process adds it to its metrics.
     """
 
     pool: Pool
@@ -84,3 +93,5 @@ class Backends:
     receipt_key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate, repr=False)
     orphan_age_s: int = DEFAULT_ORPHAN_AGE_S
     usage_retention_days: int = DEFAULT_USAGE_RETENTION_DAYS
+    traces: Traces = field(default_factory=Traces)
+    spans_dropped: Counter = field(default_factory=spans_dropped)

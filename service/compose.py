@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from prometheus_client import Counter
+
 from service.adapters.open_object_store import open_object_store
-from service.backends import Backends, Slots
+from service.backends import Backends, Slots, spans_dropped
 from service.db import open_pool
 from service.model_catalogue import load_catalogue_file
 from service.models_at_run_time import LiveCatalogue
@@ -13,17 +15,21 @@ from service.oidc.tokens import Issuer
 from service.receipts import read_key
 from service.settings import Settings
 from service.stored_secrets import read_encryption_keys
+from service.traces import Traces
 from service.workspace import Workspace
 
 
 @contextlib.contextmanager
-def open_backends(settings: Settings, *, max_connections: int = 10, deletes: bool = True) -> Iterator[Backends]:
+def open_backends(
+    settings: Settings, process: str, *, max_connections: int = 10, deletes: bool = True
+) -> Iterator[Backends]:
     """Open the database, the object store and the model catalogue, and close them on exit.
 
     The database and S3 may still be unreachable.
 
     Args:
         settings: the settings of the service.
+        process: the name of the process in traces, e.g. ``api``.
         max_connections: the most connections to the database.
         deletes: whether the process deletes content, and so needs the key that signs receipts.
 
@@ -37,7 +43,11 @@ def open_backends(settings: Settings, *, max_connections: int = 10, deletes: boo
     keys = read_encryption_keys(settings.encryption_keys_file) if settings.encryption_keys_file else None
     receipt_key = {"receipt_key": read_key(settings.receipt_key_file)} if deletes else {}
     store = open_object_store(settings.object_store)
-    with open_pool(settings.database_url, max_size=max_connections) as pool:
+    dropped = spans_dropped()
+    with (
+        open_pool(settings.database_url, max_size=max_connections) as pool,
+        _open_traces(settings, process, dropped) as traces,
+    ):
         yield Backends(
             pool=pool,
             store=store,
@@ -53,5 +63,20 @@ def open_backends(settings: Settings, *, max_connections: int = 10, deletes: boo
             webhook_networks=settings.webhook_networks,
             orphan_age_s=settings.orphan_age_hours * 3600,
             usage_retention_days=settings.usage_retention_days,
+            traces=traces,
+            spans_dropped=dropped,
             **receipt_key,
         )
+
+
+@contextlib.contextmanager
+def _open_traces(settings: Settings, process: str, dropped: Counter) -> Iterator[Traces]:
+    """Open the connection to the collector, if there is one, and close it on exit."""
+    if not settings.otlp_endpoint:
+        yield Traces()
+        return
+    # OpenTelemetry is imported only where it is used.
+    from service.adapters.otlp_spans import OtlpSpans
+
+    with OtlpSpans(settings.otlp_endpoint, process=process, dropped=dropped) as spans:
+        yield Traces(spans, segments=settings.trace_segments)

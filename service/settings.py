@@ -26,6 +26,7 @@ from service.backends import DEFAULT_MAX_TRANSFERS_PER_KEY, DEFAULT_USAGE_RETENT
 from service.config_sections import problems_of
 from service.errors import SettingsError
 from service.oidc.section import OidcSection
+from service.traces import DEFAULT_SEGMENTS
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LauncherKind = Literal["ray_jobs", "kuberay"]
@@ -185,6 +186,13 @@ class Settings(BaseSettings):
     )
     """Networks that webhooks may be sent to besides public addresses, e.g. ``10.40.0.0/16``."""
 
+    # Traces.
+    otlp_endpoint: str = Field("", validation_alias="CLOISTER_OTLP_ENDPOINT")
+    """Address of an OpenTelemetry collector that receives the traces of batches by OTLP over HTTP, without
+    ``/v1/traces``; empty for no traces."""
+    trace_segments: float = Field(DEFAULT_SEGMENTS, ge=0, le=1, validation_alias="CLOISTER_TRACE_SEGMENTS")
+    """Share of the segments that have spans, from 0 to 1. The first one of each batch always has them."""
+
     @property
     def max_key_lifetime(self) -> timedelta | None:
         """``max_key_days`` as a duration; None for no limit."""
@@ -218,10 +226,10 @@ class Settings(BaseSettings):
             raise ValueError("is not a libpq connection string, e.g. postgresql://user@host/database") from None
         return value
 
-    @field_validator("ray_address", "coordinator_url")
+    @field_validator("ray_address", "coordinator_url", "otlp_endpoint")
     @classmethod
     def _check_http_address(cls, value: str) -> str:
-        if urlsplit(value).scheme not in {"http", "https"}:
+        if value and urlsplit(value).scheme not in {"http", "https"}:
             raise ValueError("must start with http:// or https://")
         return value
 

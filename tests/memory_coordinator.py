@@ -160,6 +160,8 @@ class MemoryCoordinator:
             return self._answers[commit.key]
         assert (self.root / commit.key).exists()
         self.commits.append((time.monotonic(), commit))
+        for each in commit.times:
+            assert LEASE_S > each.leased_s >= each.read_s >= each.sent_s >= each.ready_s >= 0
         self.parts.append(commit.key)
         accepted = []
         for rows in commit.segments:
@@ -229,6 +231,7 @@ class MemoryCoordinator:
                     tokens=tokens,
                     done=bitmap(segment.done),
                     cache_salt=segment.cache_salt,
+                    is_traced=True,
                 )
             )
         return tuple(leases)

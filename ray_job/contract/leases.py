@@ -153,6 +153,7 @@ class Lease(Message):
         cache_salt: vLLM's ``cache_salt`` for its rows, so that projects share no prefix cache; empty for none.
         files: the uploaded files that its rows name.
         media_bytes: by so many bytes the content of these files enlarges its rows.
+        is_traced: whether commits of its rows carry ``SegmentTimes``.
     """
 
     batch_id: str
@@ -168,6 +169,7 @@ class Lease(Message):
     cache_salt: str
     files: tuple[LeasedFile, ...] = field(default=(), metadata=_OMITTED_DEFAULT)
     media_bytes: int = field(default=0, metadata=_OMITTED_DEFAULT)
+    is_traced: bool = field(default=False, metadata=_OMITTED_DEFAULT)
 
     @property
     def ref(self) -> SegmentRef:
@@ -266,6 +268,27 @@ class CommittedRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentTimes:
+    """The work on a traced segment, as times in seconds before its commit was sent, when the part was just written.
+
+    They need no clock that job and coordinator share.
+
+    Attributes:
+        segment: the segment.
+        leased_s: the job got its lease.
+        read_s: its rows were read.
+        sent_s: the first of them went to an engine.
+        ready_s: those of the part were answered.
+    """
+
+    segment: int
+    leased_s: float
+    read_s: float
+    sent_s: float
+    ready_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Message):
     """The record of a part that was written.
 
@@ -273,11 +296,13 @@ class Commit(Message):
         batch_id: its batch.
         key: its key, from ``PartUrls``.
         segments: its rows by segment.
+        times: the work on those of its segments that are traced.
     """
 
     batch_id: str
     key: str
     segments: tuple[CommittedRows, ...]
+    times: tuple[SegmentTimes, ...] = field(default=(), metadata=_OMITTED_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ def main() -> int:
     try:
         settings = read_settings(os.environ)
         configure_logging(settings.log_level)
-        with open_backends(settings) as backends:
+        with open_backends(settings, "api") as backends:
             app = create_app(backends)
             config = server_config(
                 app, host=settings.host, port=settings.port, trusted_proxies=settings.trusted_proxies

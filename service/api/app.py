@@ -77,6 +77,7 @@ def create_app(backends: Backends, *, watching: Watching | None = None, wrong_ke
     register_workspace(app.state.metrics, backends.workspace)
     watchers = Gauge("cloister_event_watchers", "Open event streams.", registry=app.state.metrics)
     watchers.set_function(lambda: streams.watchers)
+    app.state.metrics.register(backends.spans_dropped)
     for module in (
         files,
         batches,

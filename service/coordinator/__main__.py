@@ -23,7 +23,7 @@ def main() -> int:
     try:
         settings = read_settings(os.environ)
         configure_logging(settings.log_level)
-        with open_backends(settings, deletes=False) as backends:
+        with open_backends(settings, "coordinator", deletes=False) as backends:
             app = create_app(backends)
             config = uvicorn.Config(
                 app,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -60,9 +61,10 @@ def create_app(backends: Backends) -> Starlette:
     Args:
         backends: database, object store and models; the caller closes them.
     """
-    pool, store = backends.pool, backends.store
+    pool, store, traces = backends.pool, backends.store, backends.traces
     waiting, tokens = Waiting(pool), Tokens(pool)
     metrics = Metrics(waiting, backends.catalogue)
+    metrics.registry.register(backends.spans_dropped)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -79,7 +81,7 @@ def create_app(backends: Backends) -> Starlette:
         deadline = time.monotonic() + min(message.wait_s, MAX_WAIT_S)
         while True:
             changed = waiting.change_of(job.model, job.domain)
-            answer = await asyncio.to_thread(leasing.sync, pool, store, job.id, message)
+            answer = await asyncio.to_thread(leasing.sync, pool, store, job.id, message, traces)
             left_s = deadline - time.monotonic()
             is_empty = not (answer.leases or answer.lost or answer.drain)
             if not is_empty or not await waiting.wait(changed, left_s):
@@ -92,7 +94,13 @@ def create_app(backends: Backends) -> Starlette:
         routes=[
             _route(metrics, tokens, SYNC_PATH, SyncRequest, sync),
             _route(metrics, tokens, PART_URLS_PATH, PartUrlsRequest, _in_thread(commits.part_urls, pool, store)),
-            _route(metrics, tokens, COMMITS_PATH, Commit, _in_thread(commits.commit, pool)),
+            _route(
+                metrics,
+                tokens,
+                COMMITS_PATH,
+                Commit,
+                _in_thread(functools.partial(commits.commit, traces=traces), pool),
+            ),
             _route(metrics, tokens, FAILURES_PATH, Failure, _in_thread(commits.fail, pool)),
             _route(metrics, tokens, END_PATH, EndRequest, _in_thread(leasing.end, pool)),
             Route("/healthz", lambda _: JSONResponse({"status": "ok"})),

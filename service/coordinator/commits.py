@@ -1,5 +1,6 @@
 """Commits of parts, places for them, and segments that a job gives back."""
 
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import psycopg
@@ -11,9 +12,11 @@ from ray_job.contract.parts import Usage
 from ray_job.contract.plans import bitmap_value
 from service.coordinator.errors import JobEndedError, RefusedError
 from service.coordinator.leasing import URL_EXPIRES_S, active_job
+from service.coordinator.spans import trace_commit
 from service.db import Pool, query
 from service.job_transitions import JOB_FAILED
 from service.ports import ObjectStore
+from service.traces import OFF, Traces
 
 MAX_PART_URLS: Final = 64
 # How often a segment is given back until its batch fails.
@@ -42,7 +45,7 @@ def part_urls(pool: Pool, store: ObjectStore, job_id: str, request: PartUrlsRequ
     return PartUrls(parts=tuple(PartUrl(key=key, url=store.write_url(key, expires_s=URL_EXPIRES_S)) for key in keys))
 
 
-def commit(pool: Pool, job_id: str, message: Commit) -> CommitResponse:
+def commit(pool: Pool, job_id: str, message: Commit, traces: Traces = OFF) -> CommitResponse:
     """Record a part. The rows of a segment count if its lease is still the newest, and none of them counts already.
 
     Raises:
@@ -66,6 +69,7 @@ def commit(pool: Pool, job_id: str, message: Commit) -> CommitResponse:
     if any(bits.bit_count() > len(entry.lines) for entry, bits in zip(message.segments, rows, strict=True)):
         raise RefusedError("a segment has fewer lines than rows")
     values: dict[str, Any] = {"job_id": job_id, "batch_id": batch_id, "key": key}
+    received_at = datetime.now(UTC)
     with pool.connection() as connection:
         job = connection.execute(query("committing_job"), values).fetchone()
         if job is None:
@@ -87,6 +91,8 @@ def commit(pool: Pool, job_id: str, message: Commit) -> CommitResponse:
         # Failures that were recorded meanwhile stay: their domain is not locked.
         if any(accepted) and job["has_failures"]:
             connection.execute(query("forget_failures"), values)
+    if batch is not None:
+        trace_commit(traces, job_id, message, accepted, received_at)
     return CommitResponse(accepted=tuple(accepted))
 
 

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 import psycopg
@@ -19,9 +20,11 @@ from psycopg.rows import DictRow
 from ray_job.contract.leases import EndRequest, EndResponse, Lease, LeasedFile, SegmentRef, SyncRequest, SyncResponse
 from ray_job.contract.object_keys import file_key, job_prompt_rules_key, plan_key, prompt_rules_key
 from service.coordinator.errors import JobEndedError
+from service.coordinator.spans import trace_leases
 from service.db import Pool, query
 from service.errors import ObjectNotFoundError, ObjectStoreError
 from service.ports import ObjectStore
+from service.traces import OFF, Traces
 
 logger = structlog.get_logger(__name__)
 
@@ -61,12 +64,13 @@ def authenticate(pool: Pool, token: str) -> ActiveJob:
     return ActiveJob(**row)
 
 
-def sync(pool: Pool, store: ObjectStore, job_id: str, request: SyncRequest) -> SyncResponse:
+def sync(pool: Pool, store: ObjectStore, job_id: str, request: SyncRequest, traces: Traces = OFF) -> SyncResponse:
     """Extend the leases that a job holds, and give it new ones. Does not wait for work.
 
     Raises:
         JobEndedError: the job has ended.
     """
+    started_at, begun = datetime.now(UTC), list[DictRow]()
     with pool.connection() as connection:
         leases: list[DictRow] = []
         # Rows are locked in the same order everywhere: the domain first. The job is read under the lock, because a job
@@ -79,14 +83,16 @@ def sync(pool: Pool, store: ObjectStore, job_id: str, request: SyncRequest) -> S
             leases = _lease(connection, job, virtual_time, request.wanted_tokens)
         if leases:
             batch_ids = sorted({row["batch_id"] for row in leases})
-            connection.execute(query("record_first_leases"), {"job_id": job_id, "batch_ids": batch_ids})
+            values = {"job_id": job_id, "batch_ids": batch_ids}
+            begun = connection.execute(query("record_first_leases"), values).fetchall()
         connection.execute(query("record_sync"), {"job_id": job_id, "engines": request.engines})
         if request.wanted_tokens > 0:
             # Those who wait for the domain need not wait for the count.
             connection.commit()
         row = connection.execute(query("backlog_tokens"), {**domain, "limit": BACKLOG_SEGMENTS}).fetchone()
+    trace_leases(traces, job, leases, begun, started_at)
     return SyncResponse(
-        leases=tuple(_lease_message(store, job, row) for row in leases),
+        leases=tuple(_lease_message(store, job, row, traces) for row in leases),
         lost=lost,
         backlog_tokens=row["tokens"] if row and not job.is_draining else 0,
         drain=job.is_draining,
@@ -188,7 +194,7 @@ def _lease(
     return leases
 
 
-def _lease_message(store: ObjectStore, job: ActiveJob, row: DictRow) -> Lease:
+def _lease_message(store: ObjectStore, job: ActiveJob, row: DictRow, traces: Traces) -> Lease:
     # Without a salt of its own, a project could find out by time what others have in the prefix cache.
     salt = hashlib.sha256(f"cache_salt:{row['project_id']}".encode()).hexdigest()[:_SALT_CHARACTERS]
     files = tuple(
@@ -213,6 +219,7 @@ def _lease_message(store: ObjectStore, job: ActiveJob, row: DictRow) -> Lease:
         cache_salt=salt if job.domain == "stack" else "",
         files=files,
         media_bytes=row["media_bytes"],
+        is_traced=traces.samples(row["batch_id"], row["segment"]),
     )
 
 

@@ -34,7 +34,7 @@ def main() -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
         with contextlib.ExitStack() as closing:
-            opened = closing.enter_context(compose.open_backends(settings, max_connections=12))
+            opened = closing.enter_context(compose.open_backends(settings, "reconciler", max_connections=12))
             models = load_catalogue(settings.models_path)
             backends = Backends(
                 pool=opened.pool,
@@ -50,8 +50,11 @@ def main() -> int:
                 receipt_key=opened.receipt_key,
                 orphan_age_s=opened.orphan_age_s,
                 usage_retention_days=opened.usage_retention_days,
+                traces=opened.traces,
+                spans_dropped=opened.spans_dropped,
                 stopping=stopping,
             )
+            backends.metrics.registry.register(backends.spans_dropped)
             if settings.health_port:
                 try:
                     closing.enter_context(serve_health(backends, host=settings.host, port=settings.health_port))

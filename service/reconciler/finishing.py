@@ -17,6 +17,7 @@ from service.reconciler.estimating import adopt_reports
 from service.reconciler.planning import earlier_parts
 from service.reconciler.records import Batch, load_batch, reporting_lack_of_room
 from service.reconciler.state_changes import end_batch
+from service.traces import Attribute, Traces
 from service.transitions import BatchStatus
 
 logger = structlog.get_logger(__name__)
@@ -38,7 +39,9 @@ def finish(backends: Backends, batch: Batch) -> None:
     """
     assembled, problem, problems = None, "", list[InputError]()
     try:
-        assembled = _assemble(backends, batch)
+        with backends.traces.step(batch.id, "assemble") as step:
+            assembled = _assemble(backends, batch)
+            step.attributes["cloister.lines"] = assembled.found if assembled else 0
         if assembled is None:
             return
     except PartError as error:
@@ -64,7 +67,7 @@ def finish(backends: Backends, batch: Batch) -> None:
         message = f"The results could not be fully assembled: {problem}. Create the batch again."
         problems.append(InputError(code="assembly_failed", message=message))
     measured = adopt_reports(backends, batch) if after is BatchStatus.COMPLETED else None
-    end_batch(
+    is_ended = end_batch(
         backends.pool,
         batch,
         after,
@@ -74,6 +77,28 @@ def finish(backends: Backends, batch: Batch) -> None:
         problems=problems,
         measured=measured,
     )
+    if is_ended:
+        trace_end(backends.traces, batch, after, assembled)
+
+
+def trace_end(traces: Traces, batch: Batch, after: BatchStatus, assembled: Assembled | None = None) -> None:
+    """Record the root span of a batch that has ended, with the counts of its results if it has any."""
+    attributes: dict[Attribute, str | int | bool] = {
+        "cloister.batch.id": batch.id,
+        "cloister.project.id": batch.project_id,
+        "cloister.state": after.value,
+        "cloister.lines": batch.total,
+    }
+    if batch.model:
+        attributes["gen_ai.request.model"] = batch.model
+    if assembled:
+        attributes |= {
+            "cloister.completed": assembled.completed,
+            "cloister.failed": assembled.failed,
+            "gen_ai.usage.input_tokens": assembled.usage.input_tokens,
+            "gen_ai.usage.output_tokens": assembled.usage.output_tokens,
+        }
+    traces.root(batch.id, "batch", batch.created_at, attributes, is_error=after is BatchStatus.FAILED)
 
 
 def _final_state(batch: Batch, assembled: Assembled) -> BatchStatus:

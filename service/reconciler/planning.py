@@ -44,16 +44,18 @@ def accept(
     Raises:
         ObjectStoreError: the store cannot be reached; the batch is unchanged.
     """
-    segments = plan.write(backends.store, batch.id, merge_equal=_merges_equal(model))
     domain = sharing_domain(model, batch)
-    values: dict[str, Any] = {"model": model.id, "total": total, "estimate": Jsonb(dataclasses.asdict(estimate))}
-    values |= {"domain": domain, "segments": len(segments)}
-    with backends.pool.connection() as connection:
-        is_accepted = change_state(
-            connection, "accept_batch", batch, BatchStatus.IN_PROGRESS, datetime.now(UTC), **values
-        )
-        if is_accepted:
-            _add_work(connection, batch, model.id, domain, segments)
+    with backends.traces.step(batch.id, "plan") as step:
+        segments = plan.write(backends.store, batch.id, merge_equal=_merges_equal(model))
+        step.attributes |= {"gen_ai.request.model": model.id, "cloister.segments": len(segments)}
+        values: dict[str, Any] = {"model": model.id, "total": total, "estimate": Jsonb(dataclasses.asdict(estimate))}
+        values |= {"domain": domain, "segments": len(segments)}
+        with backends.pool.connection() as connection:
+            is_accepted = change_state(
+                connection, "accept_batch", batch, BatchStatus.IN_PROGRESS, datetime.now(UTC), **values
+            )
+            if is_accepted:
+                _add_work(connection, batch, model.id, domain, segments)
     if not is_accepted:
         _delete_unused_plan(backends, batch)
 

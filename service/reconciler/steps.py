@@ -17,7 +17,7 @@ from service.model_reports import read_rates
 from service.planning import PlanBuilder
 from service.reconciler.backends import Backends
 from service.reconciler.estimating import read_and_count
-from service.reconciler.finishing import finish
+from service.reconciler.finishing import finish, trace_end
 from service.reconciler.planning import accept, plan_again
 from service.reconciler.records import Batch, load_batch, record, reporting_lack_of_room
 from service.reconciler.state_changes import change_state
@@ -133,7 +133,9 @@ def validate(backends: Backends, batch: Batch) -> None:
     ):
         if row is not None and not problem:
             try:
-                facts = read_and_count(backends, batch, row, plan.add)
+                with backends.traces.step(batch.id, "validate") as step:
+                    facts = read_and_count(backends, batch, row, plan.add)
+                    step.attributes |= {"cloister.lines": facts.total, "cloister.errors": facts.error_count}
             except ObjectNotFoundError:
                 problem = f"The content of the input file '{file_id}' is gone. Upload it again."
         if facts is None:
@@ -150,4 +152,6 @@ def validate(backends: Backends, batch: Batch) -> None:
             return
     after, now = BatchStatus.FAILED, datetime.now(UTC)
     with backends.pool.connection() as connection:
-        change_state(connection, "refuse_batch", batch, after, now, errors=errors, error_count=error_count)
+        is_refused = change_state(connection, "refuse_batch", batch, after, now, errors=errors, error_count=error_count)
+    if is_refused:
+        trace_end(backends.traces, batch, after)

@@ -60,6 +60,7 @@ PROGRAMS: Final = {
             "kubelet",
         )
     },
+    "otelcol": Program(module=HERE / "go_collector", package="./cmd/otelcol"),
     "coredns": Program(module=_GO_ADDONS, package="./cmd/coredns"),
     "kwok": Program(module=_GO_ADDONS, package="sigs.k8s.io/kwok/cmd/kwok"),
     "karpenter": Program(module=HERE / "go_karpenter", package="sigs.k8s.io/karpenter/kwok"),

@@ -13,7 +13,7 @@ from typing import Any, Final
 from cryptography.fernet import Fernet, MultiFernet
 
 from ray_job.contract.job_spec import JobSpec, ModelSpec
-from ray_job.contract.leases import Commit, CommittedRows, EndRequest, Lease, SyncRequest, SyncResponse
+from ray_job.contract.leases import Commit, CommittedRows, EndRequest, Lease, SegmentTimes, SyncRequest, SyncResponse
 from ray_job.contract.lines import response_line
 from ray_job.contract.object_keys import file_key, new_part_key, plan_key
 from ray_job.contract.parts import PartRow, Usage, encode_part
@@ -58,7 +58,7 @@ class Job:
     def lease(self, tokens: int = 10**9) -> SyncResponse:
         held = tuple(lease.ref for lease in self.leases.values())
         request = SyncRequest(wanted_tokens=tokens, wait_s=0, held=held, engines=1)
-        answer = sync(self._stack.pool, self._stack.store, self.id, request)
+        answer = sync(self._stack.pool, self._stack.store, self.id, request, self._stack.backends.traces)
         for ref in answer.lost:
             del self.leases[ref.batch_id, ref.segment]
         for lease in answer.leases:
@@ -78,6 +78,7 @@ class Job:
         key = new_part_key(batch_id, self.id)
         results: list[PartRow] = []
         segments: list[CommittedRows] = []
+        times: list[SegmentTimes] = []
         for lease in self.leases.values():
             if lease.batch_id != batch_id:
                 continue
@@ -108,6 +109,8 @@ class Job:
                 for row in chosen.values()
             ]
             results += rows
+            if lease.is_traced:
+                times.append(SegmentTimes(segment=lease.segment, leased_s=0.4, read_s=0.3, sent_s=0.2, ready_s=0.1))
             segments.append(
                 CommittedRows(
                     segment=lease.segment,
@@ -122,8 +125,8 @@ class Job:
         if not results:
             return False
         self._stack.store.put(key, [encode_part(batch_id, results)])
-        record = Commit(batch_id=batch_id, key=key, segments=tuple(segments))
-        is_accepted = all(commit_part(self._stack.pool, self.id, record).accepted)
+        record = Commit(batch_id=batch_id, key=key, segments=tuple(segments), times=tuple(times))
+        is_accepted = all(commit_part(self._stack.pool, self.id, record, self._stack.backends.traces).accepted)
         if is_accepted:
             self._committed |= {(batch_id, row.line) for row in results}
         return is_accepted

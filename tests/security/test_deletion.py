@@ -418,7 +418,7 @@ def test_service_without_a_key_for_receipts_refuses_to_start(tmp_path: Path) -> 
     }
     with (
         pytest.raises(SettingsError, match=r"CLOISTER_RECEIPT_KEY_FILE is not set.*openssl rand"),
-        open_backends(read_settings(environment)),
+        open_backends(read_settings(environment), "api"),
     ):
         pass
 

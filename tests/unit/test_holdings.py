@@ -1,9 +1,10 @@
 """Holdings of a job."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
-from ray_job.contract.leases import Lease, PartUrls, PartUrlsRequest
+from ray_job.contract.leases import Lease, PartUrls, PartUrlsRequest, SegmentTimes
 from ray_job.holdings import FIRST_PLACES, PLACE_AGE_S, HeldLeases, PartPlaces
 from tests.memory_coordinator import MemoryCoordinator
 
@@ -45,6 +46,24 @@ def test_idle_time_begins_when_the_last_lease_is_gone() -> None:
     assert (held.idle_since_s, held.has_batch("batch_1"), held.has_batch("batch_2")) == (5, True, False)
     held.remove(lease(1).ref)
     assert held.idle_since_s == 7
+
+
+def test_times_of_a_traced_segment_and_of_its_next_part() -> None:
+    now_s = 100.0
+    held = HeldLeases(clock=lambda: now_s)
+    traced = replace(lease(0), is_traced=True)
+    held.add(traced)
+    held.add(lease(1))
+    for step, now_s in (("read", 103.0), ("sent", 105.0), ("sent", 106.0)):
+        held.reach(traced.ref, step)
+        held.reach(lease(1).ref, step)
+    now_s = 110.0
+    refs = [traced.ref, lease(1).ref]
+    first = SegmentTimes(segment=0, leased_s=10, read_s=7, sent_s=5, ready_s=2)
+    assert held.times(refs, ready_s=108) == (first,)
+    assert held.times(refs, ready_s=109) == (replace(first, leased_s=5, read_s=5, ready_s=1),)
+    held.remove(traced.ref)
+    assert held.times(refs, ready_s=109) == ()
 
 
 class CountingCoordinator(MemoryCoordinator):

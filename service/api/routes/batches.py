@@ -5,6 +5,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
@@ -202,6 +203,7 @@ def create_batch(
         "window_s": _RETRY_WINDOW_S,
         **access.actor.values(),
     }
+    started_at = datetime.now(UTC)
     with backends.pool.connection() as connection:
         # The lock on the project covers the whole transaction: concurrent creations cannot both take the last room,
         # and a retry sees the batch of the first attempt.
@@ -220,10 +222,21 @@ def create_batch(
             use = fetch_one(connection, Use, "open_batches", parameters)
             refusal = batch_refusal(limits, use, requests=requests, tokens=tokens)
         if refusal is None:
-            return BatchObject.from_row(fetch_one(connection, BatchRow, "insert_batch", parameters))
-        connection.execute(query("note_refused_creation"), parameters)
-    # Raised after the commit, which must keep the note.
-    raise refusal
+            created = fetch_one(connection, BatchRow, "insert_batch", parameters)
+        else:
+            connection.execute(query("note_refused_creation"), parameters)
+    if refusal is not None:
+        # Raised after the commit, which must keep the note.
+        raise refusal
+    file_id, size_bytes = (file.id, file.size_bytes) if file else ("", 0)
+    backends.traces.child(
+        created.id,
+        "create",
+        started_at,
+        {"cloister.project.id": access.project.id, "cloister.file.id": file_id, "cloister.file.bytes": size_bytes},
+        link=file_id,
+    )
+    return BatchObject.from_row(created)
 
 
 @router.get(

@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Annotated, Final, Literal
 from urllib.parse import quote
 
@@ -127,6 +128,7 @@ def create_file(backends: BackendsDependency, access: SubmitAccess, upload: Uplo
     Raises:
         QuotaError: the project's limit leaves no room for the file.
     """
+    started_at = datetime.now(UTC)
     file_id, project_id = f"file-{secrets.token_hex(16)}", access.project.id
     line_count = 0
 
@@ -177,6 +179,17 @@ def create_file(backends: BackendsDependency, access: SubmitAccess, upload: Uplo
                 backends.store.delete(file_key(file_id))
             raise
         row = committed
+    backends.traces.root(
+        file_id,
+        "upload",
+        started_at,
+        {
+            "cloister.file.id": file_id,
+            "cloister.project.id": project_id,
+            "cloister.file.bytes": stored.size_bytes,
+            "cloister.lines": line_count,
+        },
+    )
     return FileObject.from_row(row)
 
 

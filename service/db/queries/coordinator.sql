@@ -125,17 +125,20 @@ WITH turned AS (
 UPDATE domains SET virtual_time = %(virtual_time)s WHERE model = %(model)s AND domain = %(domain)s
 
 -- name: record_first_leases
--- Of batches that the job had no lease of before.
+-- Of batches that the job had no lease of before. Returns those that no job had a lease of, and what they waited for.
 WITH first AS (
     INSERT INTO job_batches (job_id, batch_id) SELECT %(job_id)s, unnest(%(batch_ids)s::text[])
     ON CONFLICT DO NOTHING
     RETURNING batch_id
 ), leased AS (
     UPDATE batches SET first_leased_at = now() FROM first WHERE id = batch_id AND first_leased_at IS NULL
+    RETURNING id, in_progress_at
+), event AS (
+    INSERT INTO batch_events (batch_id, type, data)
+    SELECT batch_id, 'job.running', jsonb_build_object('job_id', %(job_id)s::text) FROM first
 )
-INSERT INTO batch_events (batch_id, type, data)
-SELECT batch_id, 'job.running', jsonb_build_object('job_id', %(job_id)s::text) FROM first
-RETURNING batch_id
+SELECT leased.id AS batch_id, in_progress_at, launched_at, accelerator
+FROM leased JOIN jobs ON jobs.id = %(job_id)s
 
 -- name: record_sync
 UPDATE jobs
