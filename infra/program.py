@@ -261,6 +261,8 @@ def _network_args(
         webhook_hosts=tuple(network.webhook_hosts),
         syslog_networks=tuple(file.audit_export.networks) if file.audit_export else (),
         syslog_port=file.audit_export.syslog_port if file.audit_export else 0,
+        tracing_networks=tuple(file.tracing.networks) if file.tracing else (),
+        tracing_port=port(file.tracing.endpoint) if file.tracing else 0,
         endpoint_networks=tuple(network.endpoint_networks) if endpoints else (),
         endpoint_ports=tuple(sorted({port(url) for url in endpoints})),
     )

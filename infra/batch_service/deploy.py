@@ -64,6 +64,8 @@ def deploy_batch_service(
         trusted_proxies=tuple(file.api.trusted_proxies),
         oidc=file.oidc.model_dump_json(exclude_none=True) if file.oidc else "",
         webhook_networks=tuple(file.network.webhook_networks),
+        otlp_endpoint=file.tracing.endpoint if file.tracing else "",
+        trace_segments=file.tracing.sampled_segments if file.tracing else 0,
         log_level=file.log_level,
         job_templates=tuple(templates),
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],

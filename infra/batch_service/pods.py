@@ -61,6 +61,8 @@ class ServiceSettings:
         trusted_proxies: networks of the proxies that may state a client's address.
         oidc: the section ``oidc`` as JSON; empty without it.
         webhook_networks: networks of webhook receivers.
+        otlp_endpoint: URL of the collector of traces; empty for none.
+        trace_segments: share of the segments with spans.
         log_level: lowest level that is logged.
         job_templates: ConfigMaps with the job templates.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
@@ -86,6 +88,8 @@ class ServiceSettings:
     trusted_proxies: tuple[str, ...]
     oidc: str
     webhook_networks: tuple[str, ...]
+    otlp_endpoint: str
+    trace_segments: float
     log_level: str
     job_templates: tuple[str, ...]
     configuration_digest: str
@@ -239,6 +243,9 @@ def _server_pod(
         shared["CLOISTER_MAX_KEY_DAYS"] = str(settings.max_key_days)
     if settings.webhook_networks:
         shared["CLOISTER_WEBHOOK_NETWORKS"] = ",".join(settings.webhook_networks)
+    if settings.otlp_endpoint:
+        shared["CLOISTER_OTLP_ENDPOINT"] = settings.otlp_endpoint
+        shared["CLOISTER_TRACE_SEGMENTS"] = str(settings.trace_segments)
     live = {"httpGet": {"path": "/healthz", "port": "http"}, "timeoutSeconds": 5}
     # The server waits up to 5 s for a database connection before it reports a failure.
     ready = {"httpGet": {"path": "/readyz", "port": "http"}, "timeoutSeconds": 10}

@@ -85,6 +85,7 @@ CLOUDNATIVE_PG: Final = NetworkArgs(
     oidc_networks=("10.60.0.10/32",),
     webhook_networks=("10.40.0.0/16",),
     syslog_networks=("10.70.0.10/32",),
+    tracing_networks=("10.80.0.10/32",),
     endpoint_networks=("10.50.0.10/32",),
     endpoint_ports=(8000,),
 )
@@ -111,7 +112,7 @@ CALICO: Final = replace(EXTERNAL, plugin="calico", kubernetes_api=())
 EXAMPLES: Final[Mapping[str, NetworkArgs]] = {
     "Everything in the cluster: bundled database and object store, an ingress, metrics": BUNDLED,
     "CloudNativePG with backups to the customer's S3, clients inside the cluster, webhooks, export of the audit log, "
-    "the http engine": (CLOUDNATIVE_PG),
+    "traces, the http engine": (CLOUDNATIVE_PG),
     "The customer's own Postgres and S3": EXTERNAL,
     "Cilium: the customer's own Postgres and S3, webhooks and OpenID Connect by host name": CILIUM,
 }

@@ -36,6 +36,7 @@ from infra.stack_file.sections import (
     MonitoringSection,
     ObjectStoreWeightsSection,
     S3ObjectStoreSection,
+    TracingSection,
     TransportSection,
     TrustSection,
 )
@@ -424,6 +425,9 @@ def transport_rules(sections: Sections, models: Models) -> Problems:
     for index, model in models.items():
         if model.spec.engine == "http" and _is_clear_text(model.spec.base_url):
             found.append(("http_engine", f"models[{index}].base_url: sends prompts in clear text; use https://"))
+    tracing: TracingSection | None = sections.get("tracing")
+    if tracing and _is_clear_text(tracing.endpoint):
+        found.append(("tracing", "tracing.endpoint: is in clear text; use https://"))
     for name, problem in found:
         if name not in transport.allow_clear_text:
             yield f"{problem}, or add {name} to transport.allow_clear_text"

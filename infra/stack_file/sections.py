@@ -38,6 +38,7 @@ from ray_job.contract.cluster import GATEWAY_LISTENER, MIN_POSTGRES
 from service.config_sections import Section, key
 from service.model_catalogue import AcceleratorSection, Count, ModelEntry, ModelsAtRunTimeSection, PriceSection
 from service.oidc.section import OidcSection
+from service.traces import DEFAULT_SEGMENTS
 
 PROJECT: Final = "cloister"
 """The Pulumi project: the namespace of the keys in a stack file."""
@@ -276,6 +277,20 @@ class AuditExportSection(Section):
     networks: Cidrs = key("addresses of the syslog server; pods reach it only there", ["10.70.0.10/32"])
 
 
+class TracingSection(Section):
+    """Traces of batches, sent to an OpenTelemetry collector by API, reconciler and coordinator (how-to/tracing.md)."""
+
+    endpoint: WebUrl = key(
+        "URL of the collector's receiver for OTLP over HTTP, without `/v1/traces`", "https://otel.acme.example:4318"
+    )
+    networks: Cidrs = key("addresses of the collector; pods reach it only there", ["10.80.0.10/32"])
+    sampled_segments: Annotated[float, Field(ge=0, le=1)] = key(
+        "share of the segments with spans of their own; the first one of each batch always has them",
+        0.1,
+        default=DEFAULT_SEGMENTS,
+    )
+
+
 class JobsSection(Section):
     """Time limits of the Ray cluster of a job."""
 
@@ -361,11 +376,11 @@ class MonitoringSection(Section):
 
 
 class TransportSection(Section):
-    """Encryption in transit. Database, object store, chart and endpoints are reached by verified TLS only."""
+    """Encryption in transit. Database, object store, chart, endpoints and collector must have verified TLS."""
 
-    allow_clear_text: list[Literal["database", "object_store", "kuberay_chart", "http_engine"]] = key(
+    allow_clear_text: list[Literal["database", "object_store", "kuberay_chart", "http_engine", "tracing"]] = key(
         "exceptions: `database` and `object_store` (the bundled ones have no TLS), `kuberay_chart` (its repository), "
-        "`http_engine` (`base_url` of models)",
+        "`http_engine` (`base_url` of models), `tracing` (its `endpoint`)",
         ["database", "object_store"],
         default=[],
     )
@@ -386,8 +401,8 @@ class TrustSection(Section):
     """Private certificate authorities, which the pods of service and jobs trust besides the public ones."""
 
     ca_bundle: Certificates | None = key(
-        "their certificates in PEM: for S3, endpoints of the `http` engine, receivers of webhooks, and a database "
-        "without `ca_certificate`",
+        "their certificates in PEM: for S3, endpoints of the `http` engine, receivers of webhooks and traces, and a "
+        "database without `ca_certificate`",
         "-----BEGIN CERTIFICATE-----…",
         default=None,
     )
@@ -444,6 +459,7 @@ class StackFile(Section):
     monitoring: MonitoringSection | None = key(
         "see below; without it no pod can read the metrics of the stack", {}, default=None
     )
+    tracing: TracingSection | None = key("see below; without it there are no traces", {}, default=None)
     jobs: JobsSection = key("see below", {}, default=JobsSection())
     limits: LimitsSection = key("see below", {}, default=LimitsSection())
     keep_data: bool = key(

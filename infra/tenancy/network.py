@@ -166,6 +166,8 @@ class NetworkArgs:
         webhook_hosts: host names of webhook receivers, with Cilium.
         syslog_networks: addresses of the syslog server that receives the audit log; empty for no export.
         syslog_port: its port.
+        tracing_networks: addresses of the OpenTelemetry collector; empty for no traces.
+        tracing_port: its port.
         endpoint_networks: networks of the http engine's endpoints.
         endpoint_ports: ports of these endpoints.
     """
@@ -195,6 +197,8 @@ class NetworkArgs:
     webhook_hosts: tuple[str, ...] = ()
     syslog_networks: tuple[str, ...] = ()
     syslog_port: int = 6514
+    tracing_networks: tuple[str, ...] = ()
+    tracing_port: int = 4318
     endpoint_networks: tuple[str, ...] = ()
     endpoint_ports: tuple[int, ...] = ()
 
@@ -202,7 +206,7 @@ class NetworkArgs:
 def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     """Return all flows of a stack; every other connection is denied."""
     pods = _stack_pods(args)
-    api, reconciler = pods["api"], pods["reconciler"]
+    api, reconciler, coordinator = pods["api"], pods["reconciler"], pods["coordinator"]
     outside = "requests from outside the cluster"
     found = [Flow(source=peer, target=api, ports=(API_PORT,), why=outside) for peer in _ingress_controllers(args)]
     for namespace in args.client_namespaces:
@@ -214,7 +218,7 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
             for target, port in (
                 (api, API_PORT),
                 (reconciler, RECONCILER_PORT),
-                (pods["coordinator"], COORDINATOR_METRICS_PORT),
+                (coordinator, COORDINATOR_METRICS_PORT),
                 (pods["ray"], RAY_METRICS_PORT),
             )
         ]
@@ -230,9 +234,15 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
     if args.webhook_networks:
         webhooks = Networks(name="webhook receivers", cidrs=args.webhook_networks)
         found.append(Flow(source=reconciler, target=webhooks, ports=(_HTTPS,), why="webhooks"))
-    coordinator = pods["coordinator"]
     leases = "leases and commits, with the job's token"
     found.append(Flow(source=pods["ray-head"], target=coordinator, ports=(COORDINATOR_PORT,), why=leases))
+    if args.tracing_networks:
+        # No pod of a job: times of jobs reach the collector through the coordinator.
+        collector = Networks(name="OpenTelemetry collector", cidrs=args.tracing_networks)
+        found += [
+            Flow(source=each, target=collector, ports=(args.tracing_port,), why="traces without content")
+            for each in (api, reconciler, coordinator)
+        ]
     database_clients: dict[Pods, str] = {
         api: "files, batches, keys",
         reconciler: "states of batches",

@@ -10,7 +10,7 @@ from service.backends import spans_dropped
 from service.db import Pool
 from service.local.ray_head import free_ports
 from service.traces import Traces, span_id, trace_id
-from tests.cluster.ports import LOOPBACK, answers
+from tests.cluster.ports import LOOPBACK
 from tests.cluster.processes import Process
 from tests.integration.traced_batch import CANARY, traced_batch
 
@@ -43,7 +43,7 @@ def test_collector_receives_the_trace_of_a_batch_without_content(pool: Pool, tmp
     command = [str(programs / "bin" / "otelcol"), "--config", f"file:{configuration}"]
     dropped = spans_dropped()
     with (
-        Process(command, log=log, is_ready=lambda: answers(LOOPBACK, port)),
+        Process(command, log=log, is_ready=lambda: "Everything is ready" in log.read_text()),
         OtlpSpans(f"http://{LOOPBACK}:{port}", process="test", dropped=dropped) as exporter,
     ):
         batch_id = traced_batch(pool, tmp_path, Traces(exporter))

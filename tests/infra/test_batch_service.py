@@ -241,6 +241,27 @@ def test_issuer_of_tokens_reaches_the_api_only() -> None:
     assert not [name for name in ("reconciler", "coordinator") if "CLOISTER_OIDC" in environment(recording, name)]
 
 
+def test_collector_of_traces_is_known_to_the_servers_and_to_no_pod_of_a_job() -> None:
+    tracing = {"endpoint": "https://otel.acme.example:4318", "networks": ["10.80.0.10/32"], "sampled_segments": 0.5}
+    recording = previewed(tracing=tracing)
+    for name in ("api", "reconciler", "coordinator"):
+        variables = environment(recording, name)
+        assert (variables["CLOISTER_OTLP_ENDPOINT"], variables["CLOISTER_TRACE_SEGMENTS"]) == (
+            tracing["endpoint"],
+            "0.5",
+        )
+        assert "CLOISTER_OTLP_ENDPOINT" not in environment(previewed(), name)
+    knowing = [each.name for each in recording.resources if "otel.acme.example" in json.dumps(each.inputs, default=str)]
+    assert sorted(knowing) == ["api", "coordinator", "reconciler"]
+    [port] = {
+        json.dumps(rule["ports"])
+        for each in recording.of_type("NetworkPolicy")
+        for rule in each.inputs["spec"].get("egress", ())
+        if {"ipBlock": {"cidr": "10.80.0.10/32"}} in rule["to"]
+    }
+    assert json.loads(port) == [{"port": 4318, "protocol": "TCP"}]
+
+
 def test_audit_log_is_exported_by_a_pod_with_the_login_of_the_service_only() -> None:
     recording = previewed(audit_export={"syslog_host": "syslog.acme.example", "networks": ["10.70.0.10/32"]})
     (job,) = recording.of_type("CronJob")

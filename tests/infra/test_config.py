@@ -395,6 +395,7 @@ HTTP_MODEL = {"id": "m", "engine": "http", "base_url": "http://10.50.0.10:8000/v
         ("object_store", "object_store.endpoint_url", {"object_store": S3 | {"endpoint_url": "HTTP://s3.example"}}),
         ("kuberay_chart", "kuberay.chart.repository", {"kuberay": {"chart": {"repository": "http://charts.example"}}}),
         ("http_engine", "models[0].base_url", {"models": [HTTP_MODEL]}),
+        ("tracing", "tracing.endpoint", {"tracing": {"endpoint": "http://otel.example", "networks": ["10.8.0.1/32"]}}),
     ],
 )
 def test_clear_text_is_refused_unless_the_stack_file_allows_it(

@@ -84,6 +84,14 @@ def test_export_of_the_audit_log_alone_reaches_the_syslog_server_and_only_if_the
     assert "audit-export" not in {flow.source.name for flow in flows(BUNDLED)}
 
 
+def test_service_alone_reaches_the_collector_of_traces_and_only_if_there_is_one() -> None:
+    def sending(args: NetworkArgs) -> list[str]:
+        return [flow.source.name for flow in flows(args) if flow.target.name == "OpenTelemetry collector"]
+
+    assert sending(CLOUDNATIVE_PG) == ["api", "reconciler", "coordinator"]
+    assert sending(BUNDLED) == []
+
+
 def test_all_pods_reach_a_dns_cache_on_its_port_only() -> None:
     args = replace(BUNDLED, dns_networks=("169.254.20.10/32",))
     cached = [flow for flow in flows(args) if flow.target.name == "DNS cache"]

@@ -16,7 +16,9 @@ from structlog.testing import capture_logs
 
 from service.adapters.otlp_spans import MAX_WAITING, OtlpSpans
 from service.backends import spans_dropped
+from service.compose import open_backends
 from service.db import Pool
+from service.settings import read_settings
 from service.traces import Traces, span_id, trace_id
 from tests.integration.reconciler_harness import Stack
 from tests.integration.traced_batch import Spans, traced_batch
@@ -61,7 +63,7 @@ def test_refused_batch_ends_its_trace(stack: Stack) -> None:
     stack.create(b"{}")
     assert stack.advance()["status"] == "failed"
     assert [(span.name, span.is_error) for span in spans] == [("validate", False), ("batch", True)]
-    assert spans[0].attributes["cloister.errors"] == 1
+    assert spans[0].attributes["cloister.errors"] == len(stack.errors())
 
 
 class _Received(BaseHTTPRequestHandler):
@@ -113,6 +115,27 @@ def test_spans_arrive_with_their_ids_times_and_attributes(
     assert (child.attributes[1].key, child.attributes[1].value.int_value) == ("cloister.file.bytes", 7)
     assert (child.status.code, root.status.code) == (0, 2)
     assert dropped._value.get() == 0
+
+
+def test_processes_with_a_collector_in_their_settings_send_spans(
+    receiver: tuple[str, list[ExportTraceServiceRequest]], database_url: str, receipt_key_file: str, tmp_path: Path
+) -> None:
+    url, requests = receiver
+    (tmp_path / "models.yaml").write_text("models:\n  - id: demo\n    source: /models/demo\n")
+    settings = read_settings(
+        {
+            "CLOISTER_DATABASE_URL": database_url,
+            "CLOISTER_OBJECT_STORE": f"file://{tmp_path}/objects",
+            "CLOISTER_MODELS": str(tmp_path / "models.yaml"),
+            "CLOISTER_RECEIPT_KEY_FILE": receipt_key_file,
+            "CLOISTER_OTLP_ENDPOINT": url,
+            "CLOISTER_TRACE_SEGMENTS": "1",
+        }
+    )
+    with open_backends(settings, "reconciler") as backends:
+        assert backends.traces.samples(BATCH, 17)
+        backends.traces.root(BATCH, "batch", datetime.now(UTC), {})
+    assert [each.scope_spans[0].spans[0].name for each in requests[0].resource_spans] == ["batch"]
 
 
 def test_collector_that_is_away_costs_spans_and_no_time() -> None:

@@ -30,7 +30,7 @@ def test_file_id_that_a_client_made_up_is_in_no_span(pool: Pool, tmp_path: Path)
 def test_times_that_a_job_made_up_are_bounded(pool: Pool) -> None:
     stack, spans, now = Coordinated(pool), Spans(), datetime.now(UTC)
     stack.add()
-    job = stack.job()
+    job = stack.start_job()
     [lease, *_] = job.lease()
     times = SegmentTimes(segment=lease.segment, leased_s=1e300, read_s=0.0, sent_s=5.0, ready_s=1e18)
     unknown = SegmentTimes(segment=2**62, leased_s=1.0, read_s=1.0, sent_s=1.0, ready_s=1.0)

@@ -54,11 +54,15 @@ def test_times_of_a_traced_segment_and_of_its_next_part() -> None:
     traced = replace(lease(0), is_traced=True)
     held.add(traced)
     held.add(lease(1))
-    for step, now_s in (("read", 103.0), ("sent", 105.0), ("sent", 106.0)):
-        held.reach(traced.ref, step)
-        held.reach(lease(1).ref, step)
-    now_s = 110.0
     refs = [traced.ref, lease(1).ref]
+    now_s = 103.0
+    for ref in refs:
+        held.reach(ref, "read")
+    now_s = 105.0
+    for ref in refs:
+        held.reach(ref, "sent")
+    now_s = 110.0
+    held.reach(traced.ref, "sent")
     first = SegmentTimes(segment=0, leased_s=10, read_s=7, sent_s=5, ready_s=2)
     assert held.times(refs, ready_s=108) == (first,)
     assert held.times(refs, ready_s=109) == (replace(first, leased_s=5, read_s=5, ready_s=1),)

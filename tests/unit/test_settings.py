@@ -53,6 +53,13 @@ def test_number_out_of_range_is_reported_with_its_limits(value: str) -> None:
         read_settings({**REQUIRED, "CLOISTER_PORT": value})
 
 
+def test_traces_are_off_by_default_and_their_settings_are_checked() -> None:
+    assert (read_settings(REQUIRED).otlp_endpoint, read_settings(REQUIRED).trace_segments) == ("", 0.01)
+    wrong = {"CLOISTER_OTLP_ENDPOINT": "collector:4318", "CLOISTER_TRACE_SEGMENTS": "2"}
+    with pytest.raises(SettingsError, match=r"(?s)must start with http.*must be less than or equal to 1"):
+        read_settings(REQUIRED | wrong)
+
+
 def test_empty_variable_counts_as_not_set() -> None:
     assert read_settings({**REQUIRED, "CLOISTER_PORT": "", "CLOISTER_LAUNCHER": ""}).port == 8000
     with pytest.raises(SettingsError, match="CLOISTER_MODELS is not set"):

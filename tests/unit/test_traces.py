@@ -1,6 +1,8 @@
 """Ids and sampling of traces."""
 
 import hashlib
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -48,3 +50,11 @@ def test_share_of_segments_is_sampled_and_always_the_first(rate: float, least: i
 
 def test_nothing_is_sampled_without_a_collector() -> None:
     assert not OFF.samples(BATCH, 0)
+
+
+def test_opentelemetry_is_not_imported_without_a_collector() -> None:
+    program = (
+        "import sys, service.api.__main__, service.coordinator.__main__, service.reconciler.__main__, ray_job.__main__\n"
+        "sys.exit(any(name.split('.')[0] == 'opentelemetry' for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
