@@ -278,7 +278,7 @@ class AuditExportSection(Section):
 
 
 class TracingSection(Section):
-    """Traces of batches, sent to an OpenTelemetry collector by API, reconciler and coordinator (how-to/tracing.md)."""
+    """Traces of batches, which the service sends to an OpenTelemetry collector (docs/how-to/tracing.md)."""
 
     endpoint: WebUrl = key(
         "URL of the collector's receiver for OTLP over HTTP, without `/v1/traces`", "https://otel.acme.example:4318"

@@ -44,6 +44,7 @@ def test_every_line_is_answered_once_with_the_engines_status(make_job: MakeJob, 
     ended = job.coordinator.ended
     assert ended is not None
     assert 0 < ended.busy_s <= ended.engine_s < 60
+    assert all(part.times[0].sent_s > part.times[0].ready_s for _, part in job.coordinator.commits)
     assert all(set(row.body["error"]) == {"message", "type", "param", "code"} for row in rows[-2:])
 
 

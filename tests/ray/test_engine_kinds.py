@@ -87,6 +87,7 @@ def test_http_engine_returns_the_bodies_of_its_endpoint(
         job.add_batch(others, batch_id="batch_other", segment_rows=5, twins={2: (14, 15)})
         rows = _run_and_check_statuses(job)
         assert [(row.line, row.status) for row in job.rows("batch_other")] == [(n, 200) for n in range(1, 16)]
+    assert all(part.times[0].sent_s > part.times[0].ready_s for _, part in job.coordinator.commits)
     assert _unequal(rows, reference) == {}
 
 
