@@ -57,7 +57,7 @@ class Span:
         span_id: 8 bytes as a number.
         parent_id: the span above; None for a root span.
         start: aware.
-        end: aware.
+        end: aware; not before the start, which may be by the clock of another machine.
         attributes: see ``Attribute``.
         link: the id of a file or batch whose trace is related; empty for none.
         is_error: whether it failed.
@@ -135,7 +135,7 @@ class Traces:
                 span_id=span_id(subject),
                 parent_id=None,
                 start=start,
-                end=end or datetime.now(UTC),
+                end=max(start, end or datetime.now(UTC)),
                 attributes=attributes,
                 is_error=is_error,
             )
@@ -175,7 +175,7 @@ class Traces:
                 span_id=span_id(key or f"{batch_id}/{parent}/{name}/{start.isoformat()}"),
                 parent_id=span_id(parent or batch_id),
                 start=start,
-                end=end or datetime.now(UTC),
+                end=max(start, end or datetime.now(UTC)),
                 attributes={"cloister.batch.id": batch_id, **attributes},
                 link=link,
                 is_error=is_error,

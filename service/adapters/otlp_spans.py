@@ -26,6 +26,7 @@ from service.traces import Span, span_id, trace_id
 
 _log = structlog.get_logger(__name__)
 
+_SDK_LOGGER: Final = logging.getLogger("opentelemetry")
 MAX_WAITING: Final = 2_048
 """Spans that wait to be sent; further ones are dropped."""
 
@@ -45,7 +46,9 @@ class OtlpSpans:
         self, endpoint: str, *, process: str, dropped: Counter, timeout_s: float = 5.0, interval_s: float = 5.0
     ) -> None:
         # One line of this module reports an outage; the SDK would log each attempt.
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        self._reasons = _Reasons(logging.WARNING)
+        _SDK_LOGGER.addHandler(self._reasons)
+        _SDK_LOGGER.propagate = False
         session = requests.Session()
         # No proxy and no password of the environment: the collector is in the same network.
         session.trust_env = False
@@ -60,6 +63,7 @@ class OtlpSpans:
             ),
             endpoint=endpoint,
             dropped=dropped,
+            reasons=self._reasons,
         )
         names = {"service.namespace": "cloister", "service.name": process, "service.instance.id": socket.gethostname()}
         self._provider = TracerProvider(
@@ -84,6 +88,8 @@ class OtlpSpans:
         """Send what waits. A collector that is away delays this by some seconds at most."""
         self._sender.is_closing = True
         self._provider.shutdown()
+        _SDK_LOGGER.removeHandler(self._reasons)
+        _SDK_LOGGER.propagate = True
 
     def export(self, span: Span) -> None:
         """See ``service.traces.SpanExporter``."""
@@ -115,13 +121,23 @@ class _GivenIds(IdGenerator):
         return self.span_id
 
 
+class _Reasons(logging.Handler):
+    """The first message of the SDK about a request, which states why it failed."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = self.text or record.getMessage()
+
+
 class _Sender(export.SpanExporter):
     """Counts the spans that wait for an exporter and those that are lost, and logs when an outage begins and ends."""
 
-    def __init__(self, exporter: OTLPSpanExporter, *, endpoint: str, dropped: Counter) -> None:
+    def __init__(self, exporter: OTLPSpanExporter, *, endpoint: str, dropped: Counter, reasons: _Reasons) -> None:
         self._exporter = exporter
         self._endpoint = endpoint
         self._dropped = dropped
+        self._reasons = reasons
         self._waiting = 0
         self._lost = 0  # in this outage
         self._lock = Lock()
@@ -133,18 +149,19 @@ class _Sender(export.SpanExporter):
             if self._waiting < MAX_WAITING:
                 self._waiting += 1
                 return True
-        self._lose(1)
+        self._lose(1, "more spans than can be sent")
         return False
 
     def export(self, spans: Sequence[ReadableSpan]) -> export.SpanExportResult:
         result = export.SpanExportResult.FAILURE
         # A process that stops waits for one failed attempt at most.
         if not (self.is_closing and self._lost):
+            self._reasons.text = ""
             result = self._exporter.export(spans)
         with self._lock:
             self._waiting -= len(spans)
         if result is not export.SpanExportResult.SUCCESS:
-            self._lose(len(spans))
+            self._lose(len(spans), self._reasons.text)
         elif self._lost:
             _log.info("traces.sent_again", endpoint=self._endpoint, lost_spans=self._lost)
             self._lost = 0
@@ -153,11 +170,13 @@ class _Sender(export.SpanExporter):
     def shutdown(self) -> None:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _lose(self, spans: int) -> None:
+    def _lose(self, spans: int, reason: str) -> None:
         self._dropped.inc(spans)
-        if not self._lost:
-            _log.warning("traces.lost", endpoint=self._endpoint, remedy="check the collector; batches are not affected")
-        self._lost += spans
+        with self._lock:
+            is_first, self._lost = not self._lost, self._lost + spans
+        if is_first:
+            remedy = "check the collector; batches are not affected"
+            _log.warning("traces.lost", endpoint=self._endpoint, reason=reason, remedy=remedy)
 
 
 def _context(trace: int, span: int) -> SpanContext:

@@ -1,7 +1,6 @@
 """Traces of batches, from the upload to the root span at the end, and their way to a collector."""
 
 import gzip
-import logging
 import socket
 import threading
 import time
@@ -18,18 +17,13 @@ from service.adapters.otlp_spans import MAX_WAITING, OtlpSpans
 from service.backends import spans_dropped
 from service.compose import open_backends
 from service.db import Pool
+from service.local.ray_head import free_ports
 from service.settings import read_settings
 from service.traces import Traces, span_id, trace_id
 from tests.integration.reconciler_harness import Stack
 from tests.integration.traced_batch import Spans, traced_batch
 
 BATCH = "batch_1"
-
-
-@pytest.fixture(autouse=True)
-def _log_level_of_the_sdk() -> Iterator[None]:
-    yield
-    logging.getLogger("opentelemetry").setLevel(logging.NOTSET)
 
 
 def test_batch_has_one_trace_from_its_creation_to_its_end(pool: Pool, tmp_path: Path) -> None:
@@ -155,10 +149,22 @@ def test_collector_that_is_away_costs_spans_and_no_time() -> None:
     assert [each["event"] for each in logs] == ["traces.lost"]
 
 
+def test_reason_of_an_outage_is_logged_once() -> None:
+    [port] = free_ports(1)
+    with capture_logs() as logs:
+        url = f"http://127.0.0.1:{port}"
+        with OtlpSpans(url, process="api", dropped=spans_dropped(), timeout_s=1.5, interval_s=0.01) as exporter:
+            for _ in range(3):
+                Traces(exporter).root(BATCH, "batch", datetime.now(UTC), {})
+    [lost] = logs
+    assert (lost["endpoint"], lost["log_level"]) == (url, "warning")
+    assert "Connection refused" in lost["reason"]
+
+
 def test_end_of_an_outage_is_logged(receiver: tuple[str, list[ExportTraceServiceRequest]]) -> None:
     url, requests = receiver
     with capture_logs() as logs, OtlpSpans(url, process="api", dropped=spans_dropped()) as exporter:
-        exporter._sender._lose(3)
+        exporter._sender._lose(3, "refused")
         Traces(exporter).root(BATCH, "batch", datetime.now(UTC), {})
         exporter._provider.force_flush()
     assert len(requests) == 1

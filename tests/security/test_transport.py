@@ -5,16 +5,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from structlog.testing import capture_logs
 
 from ray_job.contract.job_spec import ObjectStoreLocation
+from service.adapters.otlp_spans import OtlpSpans
 from service.adapters.s3_object_store import S3ObjectStore
+from service.backends import spans_dropped
 from service.errors import ObjectStoreError
+from service.traces import Traces
 from tests.infra.previewed_stacks import preview_values, stack_text
 from tests.integration.reconciler_harness import Stack, eventually
 from tests.integration.test_webhook_deliveries import cancel_one, deliveries, delivering, subscribe
@@ -129,6 +134,22 @@ def test_webhook_is_sent_to_receivers_of_trusted_authorities_only(
         eventually(lambda: deliveries(stack)[0]["delivered_at"] or deliveries(stack)[0]["last_error"])
     assert (deliveries(stack)[0]["delivered_at"] is not None) == trusted
     assert trusted or "certificate verify failed" in deliveries(stack)[0]["last_error"]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_traces_go_to_a_collector_of_a_trusted_authority_only(
+    monkeypatch: pytest.MonkeyPatch, port: int, service_bundle: Path, trusted: bool
+) -> None:
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(service_bundle))
+    dropped = spans_dropped()
+    with (
+        capture_logs() as logs,
+        OtlpSpans(f"https://localhost:{port}", process="api", dropped=dropped, timeout_s=1.5) as exporter,
+    ):
+        Traces(exporter).root("batch_1", "batch", datetime.now(UTC), {})
+    assert dropped._value.get() == (not trusted)
+    assert trusted or "certificate verify failed" in logs[0]["reason"]
 
 
 def transfers(port: int, **environment: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import hashlib
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -29,6 +29,12 @@ def test_spans_of_two_processes_are_in_one_trace_below_its_root() -> None:
     assert one[0].trace_id == other[0].trace_id
     assert (one[0].parent_id, other[0].parent_id) == (other[0].span_id, None)
     assert one[0].span_id != other[0].span_id
+
+
+def test_span_whose_start_is_by_a_faster_clock_has_no_negative_length() -> None:
+    spans, start = Spans(), datetime.now(UTC) + timedelta(minutes=1)
+    Traces(spans).child(BATCH, "wait", start, {})
+    assert spans[0].start == spans[0].end
 
 
 def test_step_that_fails_has_the_type_of_its_error_only() -> None:
