@@ -102,7 +102,11 @@ class OtlpSpans:
         with self._lock:
             self._ids.trace_id, self._ids.span_id = span.trace_id, span.span_id
             started = self._tracer.start_span(
-                span.name, context, attributes={**span.attributes}, links=links, start_time=_nanoseconds(span.start)
+                span.name,
+                context,
+                attributes={str(name): value for name, value in span.attributes.items()},
+                links=links,
+                start_time=_nanoseconds(span.start),
             )
         if span.is_error:
             started.set_status(StatusCode.ERROR)

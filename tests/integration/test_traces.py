@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -61,7 +62,7 @@ def test_refused_batch_ends_its_trace(stack: Stack) -> None:
 
 
 class _Received(BaseHTTPRequestHandler):
-    requests: list[ExportTraceServiceRequest]
+    requests: ClassVar[list[ExportTraceServiceRequest]]
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
@@ -79,11 +80,14 @@ class _Received(BaseHTTPRequestHandler):
 @pytest.fixture
 def receiver() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
     """An address that receives OTLP, and what it has received."""
-    handler = type("Handler", (_Received,), {"requests": []})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+    class Handler(_Received):
+        requests: ClassVar = []
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", handler.requests
+    yield f"http://127.0.0.1:{server.server_address[1]}", Handler.requests
     server.shutdown()
     thread.join()
     server.server_close()
