@@ -108,14 +108,14 @@ class HeldLeases:
         if (reached_s := self._reached_s.get(ref)) is not None:
             reached_s.setdefault(step, self._clock())
 
-    def times(self, refs: Collection[SegmentRef], ready_s: float) -> tuple[SegmentTimes, ...]:
+    def times(self, refs: Collection[SegmentRef], ready_at_s: float) -> tuple[SegmentTimes, ...]:
         """Return the times of the traced ones of some segments, of which a part was just written.
 
         The next part of a segment begins with the engine.
 
         Args:
             refs: the segments.
-            ready_s: when the rows of the part were answered, by the clock.
+            ready_at_s: when the rows of the part were answered, by the clock.
         """
         now_s, found = self._clock(), []
         for ref in refs:
@@ -130,7 +130,7 @@ class HeldLeases:
                     leased_s=now_s - leased_s,
                     read_s=now_s - read_s,
                     sent_s=now_s - sent_s,
-                    ready_s=now_s - ready_s,
+                    ready_s=now_s - ready_at_s,
                 )
             )
             reached_s |= {"leased": sent_s, "read": sent_s}
@@ -200,7 +200,7 @@ class PartPlaces:
 
 
 async def record(
-    coordinator: Coordinator, commit: Commit, held: HeldLeases, *, ready_s: float
+    coordinator: Coordinator, commit: Commit, held: HeldLeases, *, ready_at_s: float
 ) -> tuple[SegmentRef, ...]:
     """Commit a part that was just written, and count its rows.
 
@@ -208,7 +208,7 @@ async def record(
         coordinator: the coordinator.
         commit: the part.
         held: the leases.
-        ready_s: when its rows were answered, in monotonic seconds.
+        ready_at_s: when its rows were answered, in monotonic seconds.
 
     Returns:
         Segments whose rows were refused: the job does not hold them any more.
@@ -217,7 +217,7 @@ async def record(
         JobError: see ``Coordinator``.
     """
     refs = [segment_ref(commit.batch_id, rows) for rows in commit.segments]
-    commit = replace(commit, times=held.times(refs, ready_s))
+    commit = replace(commit, times=held.times(refs, ready_at_s))
     answer = await coordinator.commit(commit)
     refused = []
     for ref, rows, accepted in zip(refs, commit.segments, answer.accepted, strict=True):

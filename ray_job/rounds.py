@@ -215,7 +215,7 @@ class RoundsJob:
 
     async def _commit(self, block: Any) -> None:
         """Let a worker write the parts of a block, and record them."""
-        places, ready_s = {}, time.monotonic()
+        places, ready_at_s = {}, time.monotonic()
         for batch_id in await self._batches_of.remote(block):
             place = await self._places.take(batch_id)
             if place is not None:
@@ -225,7 +225,7 @@ class RoundsJob:
                     if ref.batch_id == batch_id:
                         self._held.remove(ref)
         for commit in await self._write_parts.remote(block, places):
-            for ref in await record(self._coordinator, commit, self._held, ready_s=ready_s):
+            for ref in await record(self._coordinator, commit, self._held, ready_at_s=ready_at_s):
                 self._held.remove(ref)
 
 

@@ -398,7 +398,7 @@ class DirectJob:
 
     async def _write(self, engine: _Engine, part: ReadyPart) -> None:
         """Let an engine write one part, and record it."""
-        ready_s = time.monotonic()
+        ready_at_s = time.monotonic()
         for _ in range(WRITES):
             place = await self._places.take(part.batch_id)
             if place is None:  # the batch has ended
@@ -418,10 +418,10 @@ class DirectJob:
                 engine.pending.pop((segment_ref(part.batch_id, rows), row), None)
         self._note_change()
         # Not in the tasks of the engine: the part counts even if its actor dies now.
-        self._run(self._record(Commit(batch_id=part.batch_id, key=place.key, segments=part.segments), ready_s))
+        self._run(self._record(Commit(batch_id=part.batch_id, key=place.key, segments=part.segments), ready_at_s))
 
-    async def _record(self, commit: Commit, ready_s: float) -> None:
-        refused = await record(self._coordinator, commit, self._held, ready_s=ready_s)
+    async def _record(self, commit: Commit, ready_at_s: float) -> None:
+        refused = await record(self._coordinator, commit, self._held, ready_at_s=ready_at_s)
         self._account()
         self._committed_parts += 1
         self._lose(refused)

@@ -64,10 +64,10 @@ def test_times_of_a_traced_segment_and_of_its_next_part() -> None:
     now_s = 110.0
     held.reach(traced.ref, "sent")
     first = SegmentTimes(segment=0, leased_s=10, read_s=7, sent_s=5, ready_s=2)
-    assert held.times(refs, ready_s=108) == (first,)
-    assert held.times(refs, ready_s=109) == (replace(first, leased_s=5, read_s=5, ready_s=1),)
+    assert held.times(refs, ready_at_s=108) == (first,)
+    assert held.times(refs, ready_at_s=109) == (replace(first, leased_s=5, read_s=5, ready_s=1),)
     held.remove(traced.ref)
-    assert held.times(refs, ready_s=109) == ()
+    assert held.times(refs, ready_at_s=109) == ()
 
 
 class CountingCoordinator(MemoryCoordinator):

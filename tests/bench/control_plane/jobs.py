@@ -217,7 +217,7 @@ class SimulatedJob:
         part = encode_part(batch_id, [result for row in finished for result in row.results])
         await put_object(self._session, place.url, part)
         commit = Commit(batch_id=batch_id, key=place.key, segments=committed_rows(finished))
-        self._drop(await record(self._coordinator, commit, self._held, ready_s=time.monotonic()))
+        self._drop(await record(self._coordinator, commit, self._held, ready_at_s=time.monotonic()))
         if not self._held.has_batch(batch_id):
             self._places.forget(batch_id)
 
