@@ -55,7 +55,7 @@ def namespaces(given: tuple[Manifest, ...], platform: tuple[Manifest, ...], api:
     """
     kinds = ("Namespace", "PriorityClass", "ServiceAccount")
     made = sorted((each.body for each in given if each.kind in kinds), key=lambda body: kinds.index(body["kind"]))
-    own = {body["metadata"]["name"] for body in made}
+    own = {body["metadata"]["name"] for body in made if body["kind"] == "Namespace"}
     shared = [each.body for each in platform if each.kind == "Namespace" and each.name not in own]
     made = [*shared, *made, _RUNTIME_CLASS]
     for body in made:
