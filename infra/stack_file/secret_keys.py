@@ -42,17 +42,17 @@ _KEYS: Final = (
     SecretKey(
         name="database_owner_password",
         meaning="password of the role that owns the database, for migrations",
-        needed="always",
+        needed="unless `database.kind` is `aws`",
     ),
     SecretKey(
         name="database_service_password",
         meaning="password of the database role that the service logs in with",
-        needed="unless `database.kind` is `external` without `service_role`",
+        needed="unless `database.kind` is `aws`, or `external` without `service_role`",
     ),
     SecretKey(
         name="object_store_secret_access_key",
         meaning="secret half of the object store's key; the bundled store is created with it",
-        needed="always",
+        needed="unless `object_store.kind` is `aws`",
     ),
     SecretKey(
         name="encryption_keys",
@@ -162,8 +162,9 @@ def _kubeconfig_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     kubernetes: KubernetesSection | None = sections.get("kubernetes")
     if kubernetes and kubernetes.kubeconfig:
         yield "kubernetes.kubeconfig: the secret kubeconfig is set too; keep one of the two"
-    if sections.get("hosts"):
-        yield "kubeconfig: the cluster is made of hosts, which have the kubeconfig; remove the secret"
+    for name in ("hosts", "aws"):
+        if sections.get(name):
+            yield f"kubeconfig: the cluster is made by {name}, which has the kubeconfig; remove the secret"
 
 
 def _owners(sections: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
@@ -173,11 +174,16 @@ def _owners(sections: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
     if images:
         yield "registry_password", "images.pull_secret", images.pull_secret is not None
     if store:
+        with_keys = "an object_store.kind other than aws" if store.kind == "aws" else f"object_store.kind: {store.kind}"
+        yield "object_store_secret_access_key", with_keys, store.kind != "aws"
         has_job_key = isinstance(store, S3ObjectStoreSection) and store.job_access_key_id is not None
         yield "object_store_job_secret_access_key", "object_store.job_access_key_id", has_job_key
     if database:
         is_external = isinstance(database, ExternalDatabaseSection)
-        owner = "database.service_role" if is_external else f"database.kind: {database.kind}"
-        yield "database_service_password", owner, not is_external or database.service_role is not None
+        kind = "a database.kind other than aws" if database.kind == "aws" else f"database.kind: {database.kind}"
+        yield "database_owner_password", kind, database.kind != "aws"
+        owner = "database.service_role" if is_external else kind
+        is_needed = database.service_role is not None if is_external else database.kind != "aws"
+        yield "database_service_password", owner, is_needed
     if "hosts" in sections:
         yield "ssh_private_key", "hosts", sections["hosts"] is not None
