@@ -160,8 +160,8 @@ class AwsNetwork(pulumi.ComponentResource):
     def _attach(self, index: int, attachment: AttachmentSection) -> list[pulumi.Resource]:
         """Create the routes to the networks behind an attachment, from every subnet."""
         name, target, wait = f"attachment-{index}", {}, []
-        match attachment.kind:
-            case "transit_gateway":
+        match attachment.id.partition("-")[0]:
+            case "tgw":
                 wait = [
                     ec2transitgateway.VpcAttachment(
                         name,
@@ -172,12 +172,12 @@ class AwsNetwork(pulumi.ComponentResource):
                     )
                 ]
                 target = {"transit_gateway_id": attachment.id}
-            case "vpn_gateway":
+            case "vgw":
                 wait = [
                     ec2.VpnGatewayAttachment(name, vpc_id=self._vpc_id, vpn_gateway_id=attachment.id, opts=self._child)
                 ]
                 target = {"gateway_id": attachment.id}
-            case "peering":
+            case "pcx":
                 target = {"vpc_peering_connection_id": attachment.id}
         return [
             ec2.Route(

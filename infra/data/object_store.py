@@ -236,7 +236,7 @@ class BundledObjectStore(pulumi.ComponentResource):
         policy = job_policy(
             bucket=connection.bucket,
             prefix=connection.prefix,
-            principal=connection.job.access_key_id,
+            principal=args.names.jobs_namespace,
             weights_prefix=args.weights_prefix,
         )
         environment = {

@@ -52,8 +52,13 @@ Region = Annotated[
 
 
 def resource_id(prefix: str) -> AfterValidator:
-    """Return a check of the id of an EC2 resource."""
-    return AfterValidator(matching(rf"{prefix}-[0-9a-f]{{8,17}}", f"must be an id that begins with {prefix}-"))
+    """Return a check of the id of an EC2 resource.
+
+    Args:
+        prefix: what the id begins with; a regular expression.
+    """
+    names = prefix.strip("()").replace("|", "-, ")
+    return AfterValidator(matching(rf"{prefix}-[0-9a-f]{{8,17}}", f"must be an id that begins with {names}-"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +110,11 @@ class VpcSection(Section):
 class AttachmentSection(Section):
     """A way from the new VPC to other private networks, such as the one of the machine that runs `pulumi up`."""
 
-    kind: Literal["transit_gateway", "peering", "vpn_gateway"] = key(
-        "`transit_gateway`: attach the VPC to it; `peering`: use a peering connection of another VPC with this one, "
-        "which is active; `vpn_gateway`: attach a virtual private gateway, of a VPN or Direct Connect",
-        "transit_gateway",
+    id: Annotated[str, resource_id("(tgw|pcx|vgw)")] = key(
+        "a transit gateway (`tgw-`) or a virtual private gateway of a VPN or Direct Connect (`vgw-`), to which the VPC "
+        "is attached; or an active peering connection with the VPC (`pcx-`)",
+        "tgw-0123456789abcdef0",
     )
-    id: str = key("id of the transit gateway, peering connection or gateway", "tgw-0123456789abcdef0")
     networks: Cidrs = key("networks behind it; they can reach the API of the cluster", ["10.8.0.0/16"])
 
 
@@ -284,10 +288,7 @@ def _network_rules(aws: AwsSection) -> Iterator[str]:
     elif not 16 <= ipaddress.ip_network(str(aws.vpc.cidr)).prefixlen <= 20:  # noqa: PLR2004 - as the message states
         yield "aws.vpc.cidr: must be from /16 to /20, so that each zone has room for nodes and their pods"
     others = {"the network of Services": SERVICE_CIDR}
-    prefixes = {"transit_gateway": "tgw-", "peering": "pcx-", "vpn_gateway": "vgw-"}
     for index, each in enumerate(aws.attachments):
-        if not each.id.startswith(prefixes[each.kind]):
-            yield f"aws.attachments[{index}].id: must begin with {prefixes[each.kind]} for kind {each.kind}"
         others |= {f"aws.attachments[{index}].networks": cidr for cidr in each.networks}
     if len(own) > 1:
         others |= own

@@ -30,7 +30,7 @@ def problems(values: Mapping[str, Any]) -> list[str]:
 
 
 def attached(cidr: str) -> dict[str, Any]:
-    return {"attachments": [{"kind": "peering", "id": "pcx-0123456789abcdef0", "networks": [cidr]}]}
+    return {"attachments": [{"id": "pcx-0123456789abcdef0", "networks": [cidr]}]}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,10 @@ def attached(cidr: str) -> dict[str, Any]:
         ({"aws": AWS | {"vpc": {"cidr": "10.64.0.0/24"}}}, "aws.vpc.cidr: must be from /16 to /20"),
         ({"aws": AWS | {"vpc": {"cidr": "172.20.0.0/16"}}}, "aws.vpc.cidr: 172.20.0.0/16 overlaps with 172.20.0.0/16"),
         ({"aws": AWS | attached("10.64.5.0/24")}, "aws.vpc.cidr: 10.64.0.0/16 overlaps with 10.64.5.0/24"),
-        ({"aws": AWS | {"attachments": [attached("10.8.0.0/16")["attachments"][0] | {"id": "tgw-0"}]}}, "aws.attach"),
+        (
+            {"aws": AWS | {"attachments": [attached("10.8.0.0/16")["attachments"][0] | {"id": "tgw-0"}]}},
+            "aws.attachments[0].id: must be",
+        ),
         ({"aws": AWS | {"administrators": ["ops"]}}, "aws.administrators[0]: must be the ARN"),
         (existing(subnets=SUBNETS[:2]), "aws.vpc.existing.subnets: "),
         (existing(subnets=[SUBNETS[0], SUBNETS[0], SUBNETS[2]]), "aws.vpc.existing.subnets: must be one in each zone"),
