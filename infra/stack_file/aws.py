@@ -216,8 +216,12 @@ def aws_rules(sections: Mapping[str, Any], pools: "Mapping[str, NodePool]") -> I
     for name in ("database", "object_store"):
         section = sections.get(name)
         kind = section.kind if section else ""
-        if "aws" in sections and kind == "aws" and aws is None:
-            yield f"{name}.kind: aws needs the section aws, which makes its network; add it, or use another kind"
+        # A wrong section is missing, and reported already; in layer customer, which has `platform`, there is none.
+        if kind == "aws" and aws is None and {"aws", "platform"} & sections.keys():
+            yield (
+                f"{name}.kind: aws needs the section aws, which makes its network, in layer all; add it, or use "
+                f"{'external' if name == 'database' else 's3'}"
+            )
         if aws and kind in ("bundled", "cloudnative_pg"):
             yield (
                 f"{name}.kind: {kind} needs volumes, which a stack on AWS does not create; use aws, or "

@@ -24,6 +24,8 @@ PLATFORMS = {
     }
 }
 STACKS_OF_CUSTOMERS = tuple(name for name in STACKS if name != PLATFORM_STACK)
+AWS_STACK = "aws-a10g"
+STACKS_WITH_PASSWORDS = tuple(name for name in STACKS_OF_CUSTOMERS if name != AWS_STACK)
 
 
 def customer_text(customer: str) -> StackFileText:

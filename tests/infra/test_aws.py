@@ -14,9 +14,9 @@ from infra.rendering.manifests import manifests
 from infra.rendering.recording import Recording
 from ray_job.contract.accelerators import ACCELERATORS
 from tests.infra.aws_checks import all_problems, of_kind, statements
-from tests.infra.previewed_stacks import preview, preview_values, stack_text
+from tests.infra.previewed_stacks import AWS_STACK as NAME
+from tests.infra.previewed_stacks import changed, preview, preview_values, stack_text
 
-NAME = "aws-a10g"
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -119,6 +119,26 @@ def test_every_subnet_is_private_and_has_its_own_route_table(stack: Recording) -
     assert {each.inputs["availabilityZone"] for each in subnets} == {f"eu-central-1{zone}" for zone in "abc"}
     assert len({each.inputs["routeTableId"] for each in tables}) == len(subnets)
     assert len({each.inputs["cidrBlock"] for each in subnets}) == len(subnets)
+
+
+def test_every_subnet_has_a_route_to_the_networks_behind_an_attachment(stack: Recording) -> None:
+    routes = of_kind(stack, "Route")
+    assert {(each.inputs["destinationCidrBlock"], each.inputs["transitGatewayId"]) for each in routes} == {
+        ("10.8.0.0/16", "tgw-0123456789abcdef0")
+    }
+    assert len({each.inputs["routeTableId"] for each in routes}) == len(of_kind(stack, "Subnet"))
+    assert stack.named("control-plane-from-10.8.0.0/16").inputs["toPort"] == 443
+
+
+def test_platform_on_aws_has_no_data() -> None:
+    of_customers = ("customer", "environment", "database", "object_store", "models", "retention_days")
+    customers = [{"customer": "vela", "environment": "prod"}]
+    without = dict.fromkeys((*of_customers, "encryption_keys", "receipt_key"))
+    platform = preview_values(changed(NAME, layer="platform", customers=customers, **without), frozenset())
+    assert all_problems(platform) == []
+    assert (of_kind(platform, "Instance"), of_kind(platform, "Bucket")) == ([], [])
+    assert len([each for each in manifests(platform) if each.kind == "NodePool"]) == 3
+    assert platform.outputs["repositories"]
 
 
 def test_jobs_have_no_identity(stack: Recording) -> None:

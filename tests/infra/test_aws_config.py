@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from infra.stack_file.reading import ConfigError
+from tests.infra.previewed_stacks import AWS_STACK as NAME
 from tests.infra.previewed_stacks import changed, parse, stack_text
 
-NAME = "aws-a10g"
 KEYS = stack_text(NAME).secret_keys
 AWS = stack_text(NAME).values["aws"]
 POOLS = stack_text(NAME).values["node_pools"]
@@ -80,6 +80,15 @@ def attached(cidr: str) -> dict[str, Any]:
 )
 def test_wrong_stack_file_is_refused(keys: dict[str, Any], problem: str) -> None:
     assert [found for found in problems(changed(NAME, **keys)) if found.startswith(problem)]
+
+
+def test_customer_on_a_platform_names_its_database_and_bucket() -> None:
+    values = changed("customer-acme", database=stack_text(NAME).values["database"], object_store={"kind": "aws"})
+    with pytest.raises(ConfigError) as caught:
+        parse(values, stack_text("customer-acme").secret_keys)
+    found = "\n".join(caught.value.problems)
+    assert "database.kind: aws needs the section aws" in found
+    assert "object_store.kind: aws needs the section aws" in found
 
 
 def test_all_problems_are_reported_at_once() -> None:
