@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import pulumi
-from pulumi_aws import rds, s3
+from pulumi_aws import cloudwatch, rds, s3
 
 from infra.aws.keys import create_key
 from infra.aws.network import POSTGRES, AwsNetwork
-from infra.aws.policies import Place, document, key_use_through
+from infra.aws.policies import Place, document, key_use_through, log_key_use
 from infra.kubernetes.naming import StackNames
 from infra.stack_file.sections import AwsDatabaseSection
 
 _LOG_DAYS: Final = 90
+_DATABASE_LOGS: Final = ("postgresql", "upgrade")
 # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/UsingWithRDS.SSL.html
 _AUTHORITY: Final = "rds-ca-rsa2048-g1"
 
@@ -208,7 +209,19 @@ class AwsDatabase(pulumi.ComponentResource):
         kept = pulumi.ResourceOptions(parent=self, protect=keep_data)
         identifier = names.service_namespace
         through = key_use_through(place, ["rds", "secretsmanager"])
-        key = create_key(f"{identifier}-database", "the database", place, (through,), kept)
+        key = create_key(f"{identifier}-database", "the database", place, (through, log_key_use(place)), kept)
+        # RDS writes to the groups of these names; one that it creates itself is kept for ever, without the key:
+        # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/USER_LogAccess.Procedural.UploadtoCloudWatch.html
+        logs = [
+            cloudwatch.LogGroup(
+                f"database-{log}",
+                name=f"/aws/rds/instance/{identifier}/{log}",
+                retention_in_days=_LOG_DAYS,
+                kms_key_id=key.arn,
+                opts=child,
+            )
+            for log in _DATABASE_LOGS
+        ]
         subnets = rds.SubnetGroup("database", name=identifier, subnet_ids=network.subnet_ids["database"], opts=child)
         parameters = rds.ParameterGroup(
             "database",
@@ -254,8 +267,8 @@ class AwsDatabase(pulumi.ComponentResource):
             skip_final_snapshot=not keep_data,
             final_snapshot_identifier=f"{identifier}-final",
             auto_minor_version_upgrade=True,
-            enabled_cloudwatch_logs_exports=["postgresql", "upgrade"],
-            opts=kept,
+            enabled_cloudwatch_logs_exports=list(_DATABASE_LOGS),
+            opts=pulumi.ResourceOptions(parent=self, protect=keep_data, depends_on=logs),
         )
         self.database = Database(
             host=instance.address,

@@ -70,7 +70,8 @@ class AwsNodePools(pulumi.ComponentResource):
         aws: AwsSection,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__("cloister:aws:NodePools", name, None, opts)
+        # Not cloister:aws, the target of a first run that does not reach the cluster yet (docs/how-to/aws.md).
+        super().__init__("cloister:aws_nodes:NodePools", name, None, opts)
         # https://docs.aws.amazon.com/eks/latest/userguide/auto-net-pol.html
         enforced = core.v1.ConfigMap(
             "amazon-vpc-cni",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SHOWN_SECRET: Final = "shown-in-place-of-a-secret"  # noqa: S105 - a placeholder
 """Replaces the value of a secret where the stack file is read without Pulumi."""
+_UNLESS_AWS: Final = {"database_owner_password": "database", "object_store_secret_access_key": "object_store"}
+"""Secrets that a stack needs, unless the kind of a section is ``aws``."""
 _MULTILINE: Final = frozenset({"kubeconfig", "ssh_private_key"})
 
 
@@ -125,8 +127,11 @@ def secret_problems(
             yield f"{name}: is empty; set it with `{command}`"
         if name not in _MULTILINE and not value.isprintable():
             yield f"{name}: has a line break or another control character; set it with `{command}`"
+    # A section that is wrong does not say that a secret is not needed.
+    always = {name for name, section in _UNLESS_AWS.items() if not sections.get(section)}
+    always |= {secret.name for secret in SECRET_KEYS.values() if secret.needed == "always"}
     for secret in SECRET_KEYS.values():
-        if secret.needed == "always" and secret.name in known and secret.name not in secrets:
+        if secret.name in always and secret.name in known and secret.name not in secrets:
             yield f"{secret.name}: is required: {secret.meaning}; set it with `{secret.command}`"
     store = sections.get("object_store")
     for name, owner, needed in _owners(sections):

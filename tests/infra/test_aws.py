@@ -141,6 +141,12 @@ def test_platform_on_aws_has_no_data() -> None:
     assert platform.outputs["repositories"]
 
 
+def test_target_of_the_first_phase_has_no_object_of_the_cluster(stack: Recording) -> None:
+    first = [each for each in stack.resources if "cloister:aws:" in each.urn and each.custom]
+    assert {each.type.partition(":")[0] for each in first} == {"aws"}
+    assert {each.urn for each in stack.resources if each.type.startswith("aws:")} == {each.urn for each in first}
+
+
 def test_jobs_have_no_identity(stack: Recording) -> None:
     associations = of_kind(stack, "PodIdentityAssociation")
     assert {each.inputs["namespace"] for each in associations} == {"cloister-vela-prod"}
@@ -203,6 +209,17 @@ def test_nodes_of_a_gpu_pool_start_from_zero(stack: Recording) -> None:
     [node_class] = [each.body for each in manifests(stack) if (each.kind, each.name) == ("NodeClass", "cloister-a10g")]
     assert node_class["spec"]["networkPolicy"] == "DefaultDeny"
     assert node_class["spec"]["ephemeralStorage"]["kmsKeyID"]
+
+
+@pytest.mark.parametrize("keep_data", [True, False])
+def test_data_is_protected_unless_it_may_be_lost(keep_data: bool) -> None:
+    recording = preview_values(changed(NAME, keep_data=keep_data), stack_text(NAME).secret_keys)
+    kinds = ("Bucket", "Instance", "Cluster", "Repository")
+    protected = {each.protect for kind in kinds for each in of_kind(recording, kind)}
+    assert protected == {keep_data}
+    [database], [cluster] = of_kind(recording, "Instance"), of_kind(recording, "Cluster")
+    assert database.inputs["deletionProtection"] is cluster.inputs["deletionProtection"] is keep_data
+    assert database.inputs["skipFinalSnapshot"] is not keep_data
 
 
 def test_kubeconfig_has_no_credential(stack: Recording) -> None:

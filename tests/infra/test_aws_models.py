@@ -59,7 +59,7 @@ def _scalar_problems(value: Any, shape: Shape, path: str) -> Iterator[str]:
         yield f"{path}: {value} is none of {limits['enum']}"
     # Patterns of Java that Python lacks, such as \\p{L}, are left out.
     pattern = limits.get("pattern", "")
-    if isinstance(value, str) and "\\p{" not in pattern and not re.search(pattern, value):
+    if isinstance(value, str) and pattern and "\\p{" not in pattern and not re.fullmatch(pattern, value, re.DOTALL):
         yield f"{path}: {value} does not match {pattern}"
     if not limits.get("min", size) <= size <= limits.get("max", size):
         yield f"{path}: {size} is not between {limits.get('min')} and {limits.get('max')}"
