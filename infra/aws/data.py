@@ -77,22 +77,14 @@ class AwsBucket(pulumi.ComponentResource):
         logging = s3.BucketLogging(
             "bucket", bucket=bucket[0].id, target_bucket=log[0].id, target_prefix="access/", opts=self._child(*log)
         )
-        abandoned = {"days_after_initiation": 1}
-        rules = {
-            "bucket": [
-                {
-                    "id": "abandoned-uploads",
-                    "status": "Enabled",
-                    "filter": {},
-                    "abort_incomplete_multipart_upload": abandoned,
-                }
-            ],
-            "access-log": [
-                {"id": "expiry", "status": "Enabled", "filter": {}, "expiration": {"days": _LOG_DAYS}},
-            ],
+        ends = {
+            # Parts of an upload whose process died are content too.
+            "bucket": (bucket[0], {"abort_incomplete_multipart_upload": {"days_after_initiation": 1}}),
+            "access-log": (log[0], {"expiration": {"days": _LOG_DAYS}}),
         }
-        for (resource, *_), (part, lifecycle) in zip((bucket, log), rules.items(), strict=True):
-            s3.BucketLifecycleConfiguration(part, bucket=resource.id, rules=lifecycle, opts=self._child())
+        for part, (resource, end) in ends.items():
+            rule = {"id": part, "status": "Enabled", "filter": {}, **end}
+            s3.BucketLifecycleConfiguration(part, bucket=resource.id, rules=[rule], opts=self._child())
         self.bucket = Bucket(name=own, arn=arn, key_arn=key.arn, resources=(*bucket, logging))
         self.register_outputs({})
 

@@ -257,23 +257,22 @@ class AwsNetwork(pulumi.ComponentResource):
 
     def _endpoints(self) -> list[pulumi.Resource]:
         """Create the endpoints. S3 has two: pods and nodes use the interface, by its private name."""
-        created: list[pulumi.Resource] = []
-        for service in INTERFACE_SERVICES:
-            created.append(
-                ec2.VpcEndpoint(
-                    service,
-                    vpc_id=self._vpc_id,
-                    vpc_endpoint_type="Interface",
-                    service_name=f"com.amazonaws.{self._place.region}.{service}",
-                    subnet_ids=self.subnet_ids["endpoints"],
-                    security_group_ids=[self.groups.endpoints],
-                    private_dns_enabled=True,
-                    policy=endpoint_policy(self._place, *endpoint_exceptions(service, self._place)),
-                    # Otherwise names of S3 lead to the gateway endpoint, whose addresses no network policy can name.
-                    dns_options={"private_dns_only_for_inbound_resolver_endpoint": False} if service == "s3" else None,
-                    opts=pulumi.ResourceOptions(parent=self, depends_on=[each for each in created if service == "s3"]),
-                )
+        created: list[pulumi.Resource] = [
+            ec2.VpcEndpoint(
+                service,
+                vpc_id=self._vpc_id,
+                vpc_endpoint_type="Interface",
+                service_name=f"com.amazonaws.{self._place.region}.{service}",
+                subnet_ids=self.subnet_ids["endpoints"],
+                security_group_ids=[self.groups.endpoints],
+                private_dns_enabled=True,
+                policy=endpoint_policy(self._place, *endpoint_exceptions(service, self._place)),
+                # Otherwise names of S3 lead to the gateway endpoint, whose addresses no network policy can name.
+                dns_options={"private_dns_only_for_inbound_resolver_endpoint": False} if service == "s3" else None,
+                opts=self._child,
             )
+            for service in INTERFACE_SERVICES
+        ]
         if self._tables:
             gateway = ec2.VpcEndpoint(
                 "s3-gateway",
