@@ -7,7 +7,7 @@ The Pulumi CLI runs ``run`` by ``infra/__main__.py``. The Automation API runs it
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pulumi
@@ -26,8 +26,15 @@ from infra.monitoring.objects import Monitoring
 from infra.shared_platform.customers import Registration
 from infra.shared_platform.deploy import deploy_platform, deploy_shared_platform
 from infra.shared_platform.outputs import platform_of
+from infra.stack_file.aws import POD_IDENTITY_AGENT
 from infra.stack_file.reading import ConfigError, StackConfig, read_config
-from infra.stack_file.sections import CloudNativePgSection, ExternalDatabaseSection, S3ObjectStoreSection
+from infra.stack_file.sections import (
+    AwsDatabaseSection,
+    AwsObjectStoreSection,
+    CloudNativePgSection,
+    ExternalDatabaseSection,
+    S3ObjectStoreSection,
+)
 from infra.tenancy.credentials import Credentials
 from infra.tenancy.job_networks import JobNetworks
 from infra.tenancy.namespaces import Namespaces
@@ -35,6 +42,9 @@ from infra.tenancy.network import NetworkArgs, Networks, Pods
 from infra.tenancy.network_policies import Network
 from infra.tenancy.rbac import Rbac
 from infra.tenancy.trust import CA_BUNDLE, CaBundle, CaBundleArgs
+
+if TYPE_CHECKING:
+    from infra.aws.deploy import AwsCloud
 
 
 def run() -> None:
@@ -55,14 +65,18 @@ def run() -> None:
 def deploy(config: StackConfig) -> dict[str, Any]:
     """Create the resources of a stack, from the platform to the batch service, and return the outputs."""
     names, file = config.names, config.file
-    kubeconfig = _kubeconfig(config)
+    cloud = _cloud(config)
+    kubeconfig = cloud.cluster.kubeconfig if cloud else _kubeconfig(config)
     cluster = _provider(config, "cluster", kubeconfig)
+    nodes = cloud.nodes(config, pulumi.ResourceOptions(provider=cluster)) if cloud else ()
 
     def after(*resources: pulumi.Resource) -> pulumi.ResourceOptions:
-        return pulumi.ResourceOptions(provider=cluster, transformations=[wait_for(resources)])
+        return pulumi.ResourceOptions(provider=cluster, transformations=[wait_for((*nodes, *resources))])
 
-    # For kubectl, on a machine that has no kubeconfig of the new cluster. It is a secret.
+    # For kubectl, on a machine that has no kubeconfig of the new cluster. That of hosts is a secret.
     new_cluster = {"kubeconfig": kubeconfig} if file.hosts else {}
+    if cloud:
+        new_cluster = cloud.exports()
     if file.layer == "platform":
         return deploy_shared_platform(config, after).exports() | new_cluster
     data_provider = _provider(config, "kept-data", kubeconfig, upsert_existing_objects=True)
@@ -88,8 +102,10 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         foundation += PullSecrets("pull-secrets", names=names, docker_config=login, opts=after(*foundation)).secrets
 
     system_pods = {**placement(config.pools["system"]), "priorityClassName": namespaces.service_priority}
-    store = deploy_object_store(config, system_pods, protection, after(*foundation))
-    postgres = deploy_database(config, system_pods, store, protection, after(*foundation, *store.depends_on))
+    store = deploy_object_store(config, system_pods, protection, after(*foundation), cloud=cloud)
+    postgres = deploy_database(
+        config, system_pods, store, protection, after(*foundation, *store.depends_on), cloud=cloud
+    )
 
     secrets = Credentials(
         "credentials",
@@ -104,6 +120,8 @@ def deploy(config: StackConfig) -> dict[str, Any]:
         opts=after(*foundation),
     ).secrets
     before_migrations: list[pulumi.Resource] = [*secrets, *postgres.depends_on, *store.depends_on]
+    if cloud:
+        before_migrations += cloud.identities(config)
     if postgres.ca_pem:
         database_ca = CaBundleArgs(
             names=names,
@@ -154,6 +172,16 @@ def wait_for(
         return pulumi.ResourceTransformationResult(props=args.props, opts=opts)
 
     return add_dependencies
+
+
+def _cloud(config: StackConfig) -> "AwsCloud | None":
+    """Create the stack's parts on AWS; return None elsewhere."""
+    if config.file.aws is None:
+        return None
+    # The SDK of AWS takes seconds to import.
+    from infra.aws.deploy import deploy_cloud
+
+    return deploy_cloud(config, config.file.aws)
 
 
 def _kubeconfig(config: StackConfig) -> pulumi.Input[str] | None:
@@ -228,12 +256,16 @@ def _network_args(
     match file.database:
         case ExternalDatabaseSection(networks=cidrs):
             database = Networks(name="customer's Postgres", cidrs=tuple(cidrs))
+        case AwsDatabaseSection() if file.aws:
+            database = Networks(name="Postgres of RDS", cidrs=tuple(file.aws.networks("database")))
         case CloudNativePgSection(operator_namespace=operator, backup=backup):
             has_backups = backup is not None
     object_store: Pods | Networks = Pods(name="object-store", namespace=namespace, labels=store.pod_labels)
     setup: Pods | None = Pods(name="object-store-setup", namespace=namespace, labels=store.setup_labels)
     if isinstance(file.object_store, S3ObjectStoreSection):
         object_store, setup = Networks(name="customer's S3", cidrs=tuple(file.object_store.networks)), None
+    if isinstance(file.object_store, AwsObjectStoreSection) and file.aws:
+        object_store, setup = Networks(name="endpoint of S3", cidrs=tuple(file.aws.networks("endpoints"))), None
     endpoints = [model.spec.base_url for model in config.catalogue.values() if model.spec.engine == "http"]
     return NetworkArgs(
         names=names,
@@ -242,7 +274,7 @@ def _network_args(
         cloudnative_pg_namespace=operator,
         has_database_backups=has_backups,
         object_store=object_store,
-        object_store_port=port(store.endpoint_url),
+        object_store_port=port(store.endpoint_url or "https://"),
         object_store_setup=setup,
         plugin=network.plugin,
         kubernetes_api=tuple(network.kubernetes_api.networks),
@@ -265,6 +297,8 @@ def _network_args(
         tracing_port=port(file.tracing.endpoint) if file.tracing else 0,
         endpoint_networks=tuple(network.endpoint_networks) if endpoints else (),
         endpoint_ports=tuple(sorted({port(url) for url in endpoints})),
+        identity_networks=(POD_IDENTITY_AGENT,) if file.aws else (),
+        secret_networks=tuple(file.aws.networks("endpoints")) if file.aws and file.database.kind == "aws" else (),
     )
 
 
@@ -326,7 +360,8 @@ def stays_after_destroy(config: StackConfig) -> list[str]:
     names, file = config.names, config.file
     stays = []
     if file.keep_data:
-        has_volumes = file.database.kind != "external" or file.object_store.kind != "s3"
+        in_cluster = {"bundled", "cloudnative_pg"}
+        has_volumes = bool({file.database.kind, file.object_store.kind} & in_cluster)
         volumes = " with the volumes of the database and the object store" if has_volumes else ""
         stays.append(
             f"namespace {names.service_namespace}{volumes}, which is protected (keep_data: true); "
@@ -334,6 +369,11 @@ def stays_after_destroy(config: StackConfig) -> list[str]:
         )
     if file.database.kind == "external":
         stays.append(f"the database and its roles at {file.database.url.rpartition('@')[2]}")
+    if file.aws and file.keep_data:
+        stays.append(
+            "the VPC, the EKS cluster, and with kind aws the bucket and the database, because of keep_data: true; set "
+            "false and run `pulumi up` before `pulumi destroy` to delete them"
+        )
     if file.object_store.kind == "s3":
         prefix = file.object_store.prefix or names.object_prefix
         stays.append(f"the objects in s3://{file.object_store.bucket}/{prefix}")

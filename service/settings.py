@@ -24,6 +24,7 @@ from pydantic_settings import (
 from ray_job.contract.job_spec import ObjectStoreLocation
 from service.backends import DEFAULT_MAX_TRANSFERS_PER_KEY, DEFAULT_USAGE_RETENTION_DAYS
 from service.config_sections import problems_of
+from service.db.login import libpq_url
 from service.errors import SettingsError
 from service.oidc.section import OidcSection
 from service.traces import DEFAULT_SEGMENTS
@@ -99,7 +100,7 @@ class Settings(BaseSettings):
 
     # Backends.
     database_url: str = Field(validation_alias="CLOISTER_DATABASE_URL", repr=False)
-    """libpq connection string of the service's own role."""
+    """libpq connection string of the service's own role; ``service.db.login`` has further parameters."""
     object_store: Annotated[ObjectStoreLocation, NoDecode, BeforeValidator(parse_object_store_url)] = Field(
         validation_alias="CLOISTER_OBJECT_STORE"
     )
@@ -220,7 +221,7 @@ class Settings(BaseSettings):
     @classmethod
     def _check_connection_string(cls, value: str) -> str:
         try:
-            conninfo_to_dict(value)
+            conninfo_to_dict(libpq_url(value))
         except ProgrammingError:
             # The parser's own message may quote the password.
             raise ValueError("is not a libpq connection string, e.g. postgresql://user@host/database") from None

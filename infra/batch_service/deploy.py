@@ -16,6 +16,7 @@ from infra.jobs.template import ray_job_templates
 from infra.kubernetes.images import PULL_SECRET
 from infra.kubernetes.pod_spec import secret_digest
 from infra.stack_file.reading import StackConfig
+from infra.tenancy.credentials import OBJECT_STORE_LOGIN, OWNER_LOGIN, SERVICE_LOGIN
 from ray_job.contract.job_spec import ObjectStoreLocation
 
 
@@ -71,11 +72,18 @@ def deploy_batch_service(
         configuration_digest=hashlib.sha256(configuration.encode()).hexdigest()[:16],
         credentials_digest=secret_digest(
             encryption_keys,
-            postgres.service.password,
-            key.access_key_id,
-            key.secret_access_key,
+            postgres.service.password or "",
+            key.access_key_id if key else "",
+            key.secret_access_key if key else "",
             encryption_keys,
             config.secret("receipt_key"),
+        ),
+        absent_secrets=frozenset(
+            [
+                *([OWNER_LOGIN] if postgres.owner.password is None else []),
+                *([SERVICE_LOGIN] if postgres.service.password is None else []),
+                *([OBJECT_STORE_LOGIN] if key is None else []),
+            ]
         ),
     )
     return BatchService(

@@ -67,6 +67,7 @@ class ServiceSettings:
         job_templates: ConfigMaps with the job templates.
         configuration_digest: digest of everything that the pods read from ConfigMaps; a change rolls them.
         credentials_digest: keyed digest of everything that the pods read from Secrets.
+        absent_secrets: logins that the stack has no Secret of, because pods log in by their identity.
     """
 
     names: StackNames
@@ -94,6 +95,7 @@ class ServiceSettings:
     job_templates: tuple[str, ...]
     configuration_digest: str
     credentials_digest: pulumi.Input[str]
+    absent_secrets: frozenset[str] = frozenset()
 
 
 def api_pod(settings: ServiceSettings) -> dict[str, Any]:
@@ -274,13 +276,12 @@ def _pod(
     secrets: Sequence[str],
 ) -> dict[str, Any]:
     """Return a pod template; ``container`` has the fields in which its container differs, with ``env`` as a mapping."""
+    present = [secret for secret in secrets if secret not in settings.absent_secrets]
     environment = {"TMPDIR": _TMP, **credentials.ENVIRONMENT, **container["env"]}
-    if credentials.ENCRYPTION_KEYS in secrets:
-        environment["CLOISTER_ENCRYPTION_KEYS_FILE"] = credentials.ENCRYPTION_KEYS_FILE
-    if credentials.RECEIPT_KEY in secrets:
-        environment["CLOISTER_RECEIPT_KEY_FILE"] = credentials.RECEIPT_KEY_FILE
+    for secret in present:
+        environment |= credentials.ENVIRONMENT_OF[secret]
     copy_credentials, credentials_volumes = credentials.pod_fields(
-        settings.image, secrets, has_ca_bundle=settings.has_ca_bundle
+        settings.image, present, has_ca_bundle=settings.has_ca_bundle
     )
     if settings.has_ca_bundle:
         environment |= credentials.CA_BUNDLE_ENVIRONMENT
@@ -314,7 +315,7 @@ def _pod(
             **({"imagePullSecrets": [{"name": settings.pull_secret}]} if settings.pull_secret else {}),
             "securityContext": pod_security_context(),
             "topologySpreadConstraints": [spread],
-            "initContainers": [copy_credentials],
+            "initContainers": copy_credentials,
             "containers": [
                 {
                     "name": component,

@@ -113,7 +113,9 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
         before: list[pulumi.Resource] = [*passwords, self._custom_resource(names, catalog)]
         schedule: dict[str, Any] | None = None
         if args.backup:
-            store = args.store
+            store, login = args.store, args.store.service
+            if login is None:
+                raise TypeError("backups need a key of the object store, which the rules of a stack file check")
             backup_store, schedule = backup_manifests(args, args.backup)
             key = core.v1.Secret(
                 _BACKUP_KEY,
@@ -121,8 +123,8 @@ class CloudNativePgDatabase(pulumi.ComponentResource):
                     name=_BACKUP_KEY, namespace=names.service_namespace, labels=labels | _RELOAD
                 ),
                 string_data={
-                    "access_key_id": store.service.access_key_id,
-                    "secret_access_key": pulumi.Output.secret(store.service.secret_access_key),
+                    "access_key_id": login.access_key_id,
+                    "secret_access_key": pulumi.Output.secret(login.secret_access_key),
                     "region": store.region,
                     # It replaces the authorities of the image.
                     **(

@@ -69,16 +69,21 @@ class DatabaseConnection:
     depends_on: tuple[pulumi.Resource, ...] = ()
 
     def url(self, login: DatabaseLogin) -> pulumi.Output[str]:
-        """Return a libpq connection string without the password, which libpq reads from the file in PGPASSFILE."""
+        """Return a connection string without the password, which libpq reads from the file in PGPASSFILE.
+
+        The service takes the login's own options out of it, and gets a password at each connection.
+        """
         options: dict[str, str] = {"sslmode": self.ssl_mode}
         if self.ssl_mode.startswith("verify"):
             options["sslrootcert"] = CA_FILE if self.ca_volume else "system"
-        path = f"{login.port}/{quote(login.database)}?{urlencode(options, safe='/')}"
+        address = f"{login.port}/{quote(login.database)}"
 
-        def url(host: str) -> str:
-            return f"postgresql://{quote(login.role)}@{f'[{host}]' if ':' in host else host}:{path}"
+        def url(found: list[Any]) -> str:
+            host, own = found
+            bracketed = f"[{host}]" if ":" in host else host
+            return f"postgresql://{quote(login.role)}@{bracketed}:{address}?{urlencode(options | own, safe='/:')}"
 
-        return pulumi.Output.from_input(login.host).apply(url)
+        return pulumi.Output.all(login.host, pulumi.Output.from_input(dict(login.options))).apply(url)
 
     @property
     def ca_volume(self) -> dict[str, Any] | None:

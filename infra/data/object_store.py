@@ -54,11 +54,11 @@ class ObjectStoreConnection:
     Attributes:
         bucket: the bucket; it exists after ``depends_on``.
         prefix: path of the stack's objects, without slashes around it; empty for the whole bucket.
-        endpoint_url: http:// or https://, host and port.
+        endpoint_url: http:// or https://, host and port; empty for that of AWS in the region.
         region: region in the signatures of requests.
-        service: key with all rights below the prefix.
+        service: key with all rights below the prefix; None if pods reach the bucket by their identity.
         job: the key that copies weights to the pods of jobs; the same as ``service`` if the customer provides one key
-            only.
+            only, or None.
         pod_labels: labels of the server's pods, for network policies; empty outside the cluster.
         setup_labels: labels of the pod that creates the bucket, for network policies; empty for none.
         depends_on: resources to create before a client connects.
@@ -68,8 +68,8 @@ class ObjectStoreConnection:
     prefix: str
     endpoint_url: str
     region: str
-    service: ObjectStoreLogin
-    job: ObjectStoreLogin
+    service: ObjectStoreLogin | None
+    job: ObjectStoreLogin | None
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     setup_labels: Mapping[str, str] = field(default_factory=dict)
     depends_on: tuple[pulumi.Resource, ...] = ()
@@ -77,7 +77,8 @@ class ObjectStoreConnection:
     @property
     def url(self) -> str:
         """The value of CLOISTER_OBJECT_STORE."""
-        options = urlencode({"endpoint_url": self.endpoint_url, "region": self.region}, safe=":/")
+        endpoint = {"endpoint_url": self.endpoint_url} if self.endpoint_url else {}
+        options = urlencode({**endpoint, "region": self.region}, safe=":/")
         return f"s3://{'/'.join(segment for segment in (self.bucket, self.prefix) if segment)}?{options}"
 
 
@@ -176,12 +177,13 @@ class BundledObjectStore(pulumi.ComponentResource):
 
         secret = pulumi.Output.secret(args.secret_access_key)
         job_secret = secret.apply(lambda known: derived_secret(known, "object store key of jobs"))
+        login = ObjectStoreLogin(access_key_id=names.service_namespace, secret_access_key=secret)
         connection = ObjectStoreConnection(
             bucket=names.bucket,
             prefix=names.object_prefix,
             endpoint_url=f"http://{COMPONENT}.{names.service_namespace}.svc:{PORT}",
             region=REGION,
-            service=ObjectStoreLogin(access_key_id=names.service_namespace, secret_access_key=secret),
+            service=login,
             job=ObjectStoreLogin(access_key_id=names.jobs_namespace, secret_access_key=job_secret),
             pod_labels=names.selector(COMPONENT),
             setup_labels=names.selector(SETUP_COMPONENT),
@@ -194,7 +196,7 @@ class BundledObjectStore(pulumi.ComponentResource):
                 "secret_access_key": secret,
                 "job_access_key_id": names.jobs_namespace,
                 "job_secret_access_key": job_secret,
-                "aws": connection.service.aws_file(),
+                "aws": login.aws_file(),
             },
             opts=child,
         )
@@ -234,7 +236,7 @@ class BundledObjectStore(pulumi.ComponentResource):
         policy = job_policy(
             bucket=connection.bucket,
             prefix=connection.prefix,
-            principal=connection.job.access_key_id,
+            principal=args.names.jobs_namespace,
             weights_prefix=args.weights_prefix,
         )
         environment = {

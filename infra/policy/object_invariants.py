@@ -26,6 +26,8 @@ _CLUSTER_SCOPED: Final = (
     "RuntimeClass",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
+    "NodeClass",
+    "NodePool",
 )
 _RBAC_ROLES: Final = ("Role", "ClusterRole")
 _WIDE_ENTITIES: Final = frozenset({"all", "world", "world-ipv4", "world-ipv6", "cluster", "cluster-mesh"})

@@ -1,7 +1,8 @@
 """Run a Pulumi program without an engine, a provider or a network, and record the resources that it registers.
 
 `make render` and the tests use recordings. Each registration is recorded with its inputs, its options and the paths of
-its secrets. The outputs of a resource are its inputs; a command on a host prints nothing.
+its secrets. The outputs of a resource are its inputs; a command on a host prints nothing. Resources of AWS have ids and
+ARNs that are made of their names, and AWS offers every type of instance that the program asks for.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from google.protobuf import empty_pb2, struct_pb2
 from pulumi.runtime import config as pulumi_config
@@ -25,6 +26,7 @@ PROJECT: Final = "cloister"
 _REFERENCE_TYPE: Final = "pulumi:pulumi:StackReference"
 _STACK_TYPE: Final = "pulumi:pulumi:Stack"
 _COMMAND_TYPE: Final = "command:remote:Command"
+_OFFERINGS: Final = "aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ class _Engine:
     project: str
     stack: str
     references: Mapping[str, Mapping[str, Any]]
+    answers: Mapping[str, Mapping[str, Any]]
     resources: list[RecordedResource] = field(default_factory=list)
     outputs: struct_pb2.Struct = field(default_factory=struct_pb2.Struct)
     messages: list[str] = field(default_factory=list)
@@ -158,6 +161,9 @@ class _Engine:
         outputs.CopyFrom(request.object)
         if request.type == _COMMAND_TYPE:
             outputs.update({"stdout": ""})
+        if request.type.startswith("aws:"):
+            resource_id = f"{request.name}-id"
+            outputs.update(_aws_outputs(request.type, request.name, inputs))
         return resource_pb2.RegisterResourceResponse(urn=urn, id=resource_id, object=outputs)
 
     def RegisterResourceOutputs(  # noqa: N802
@@ -173,7 +179,16 @@ class _Engine:
     def SignalAndWaitForShutdown(self, _request: object) -> empty_pb2.Empty:  # noqa: N802
         return empty_pb2.Empty()
 
-    def Invoke(self, request: resource_pb2.ResourceInvokeRequest) -> NoReturn:  # noqa: N802
+    def Invoke(self, request: resource_pb2.ResourceInvokeRequest) -> resource_pb2.ResourceInvokeResponse:  # noqa: N802
+        answer = self.answers.get(request.tok)
+        if answer is None and request.tok == _OFFERINGS:
+            arguments, _ = _plain(request.args)
+            asked = {each["name"]: each["values"] for each in arguments["filters"]}
+            answer = {"instanceTypes": asked["instance-type"], "locations": asked["location"]}
+        if answer is not None:
+            result = struct_pb2.Struct()
+            result.update(dict(answer))
+            return resource_pb2.ResourceInvokeResponse(**{"return": result})
         raise RuntimeError(f"the program calls {request.tok}, which needs a provider: only resources can be recorded")
 
     def ReadResource(  # noqa: N802
@@ -199,6 +214,7 @@ def record(
     stack: str = "test",
     project: str = PROJECT,
     references: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    answers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Recording:
     """Run a program as `pulumi preview` does, and return its registrations.
 
@@ -211,13 +227,14 @@ def record(
         stack: name of the stack.
         project: name of the project.
         references: outputs of other stacks by their fully qualified names.
+        answers: results of functions of providers by their tokens.
 
     Raises:
         Exception: the program's own errors.
     """
 
     def run() -> Recording:
-        engine = _Engine(project=project, stack=stack, references=references)
+        engine = _Engine(project=project, stack=stack, references=references, answers=answers)
         settings.reset_options(
             project=project, stack=stack, organization="organization", root_directory=".", preview=False
         )
@@ -239,6 +256,24 @@ def record(
         await run_in_stack(program)
 
     return contextvars.copy_context().run(run)
+
+
+def _aws_outputs(type_: str, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what AWS would add to a resource: the attributes that the program reads."""
+    service, kind = type_.split(":")[1].split("/")
+    found: dict[str, Any] = {"arn": f"arn:aws:{service}:::{kind}/{inputs.get('name', name)}"}
+    match type_.rpartition(":")[2]:
+        case "Key":
+            found["keyId"] = f"{name}-id"
+        case "Cluster":
+            authority = {"data": "Y2VydGlmaWNhdGU="}
+            found |= {"endpoint": "https://cluster.eks.invalid", "certificateAuthority": authority}
+        case "Repository":
+            found["repositoryUrl"] = f"registry.invalid/{inputs['name']}"
+        case "Instance":
+            secret = {"secretArn": f"arn:aws:secretsmanager:::secret:{name}"}
+            found |= {"address": "database.rds.invalid", "resourceId": "db-ID", "masterUserSecrets": [secret]}
+    return found
 
 
 def _plain(struct: struct_pb2.Struct) -> tuple[dict[str, Any], frozenset[Path]]:

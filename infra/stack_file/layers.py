@@ -17,7 +17,7 @@ _LAYERS_OF_KEYS: Final[Mapping[str, tuple[Layer, ...]]] = {
         ),
         _LAYERS,
     ),
-    **dict.fromkeys(("hosts", "ssh_private_key", "device_plugin", "kuberay"), ("platform", "all")),
+    **dict.fromkeys(("hosts", "aws", "ssh_private_key", "device_plugin", "kuberay"), ("platform", "all")),
     "customers": ("platform",),
     **dict.fromkeys(("platform", "isolation"), ("customer",)),
 }

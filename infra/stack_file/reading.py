@@ -173,6 +173,8 @@ def parse_config(
     lines += neighbour_problems(plain, neighbours)
     if lines:
         raise ConfigError(dict.fromkeys(f"{PROJECT}:{line}" for line in lines), stack=stack)
+    if sections.get("aws"):
+        sections["network"] = sections["aws"].with_addresses(sections["network"])
     file = StackFile.model_construct(**sections, accelerators=own, models=list(entries.values()))
     return StackConfig(
         file=file,
@@ -275,8 +277,13 @@ def read_stack_file(path: Path, *, with_missing_secrets: bool = True) -> StackFi
         layer = layer_of(values)
         expected = {name for name, secret in SECRET_KEYS.items() if secret.needed == "always"}
         store, images, database = values.get("object_store"), values.get("images"), values.get("database")
-        if not isinstance(database, Mapping) or database.get("kind") != "external" or database.get("service_role"):
+        kind = database.get("kind") if isinstance(database, Mapping) else None
+        if kind != "aws":
+            expected.add("database_owner_password")
+        if kind not in ("aws", "external") or (isinstance(database, Mapping) and database.get("service_role")):
             expected.add("database_service_password")
+        if not isinstance(store, Mapping) or store.get("kind") != "aws":
+            expected.add("object_store_secret_access_key")
         if isinstance(store, Mapping) and store.get("job_access_key_id"):
             expected.add("object_store_job_secret_access_key")
         if isinstance(images, Mapping) and images.get("pull_secret"):

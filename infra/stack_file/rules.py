@@ -22,6 +22,7 @@ from infra.capacity.job_sizes import (
 )
 from infra.capacity.model_fit import image_problems, pool_problems
 from infra.capacity.pools import NodePool, gpu_capacity, job_pools, pools_of, pools_with
+from infra.stack_file.aws import aws_rules
 from infra.stack_file.hosts import host_rules
 from infra.stack_file.layers import customer_problems
 from infra.stack_file.sections import (
@@ -82,6 +83,7 @@ def section_problems(sections: Sections, models: Models, accelerators: Mapping[s
             yield f"node_pools.{name}.accelerator: {unknown_key(accelerator, list(accelerators), kind='accelerator')}"
     yield from host_rules(sections)
     yield from map(str, price_problems(sections.get("prices", {}), accelerators))
+    yield from aws_rules(sections, pools)
     yield from image_rules(sections)
     yield from pool_rules(sections, models, pools, accelerators)
     yield from pushed_model_rules(sections, models, pools, accelerators)
@@ -119,7 +121,7 @@ def network_rules(sections: Sections) -> Problems:
     network: NetworkSection | None = sections.get("network")
     if network is None:
         return
-    if network.plugin == "kubernetes" and not network.kubernetes_api.networks:
+    if network.plugin == "kubernetes" and not network.kubernetes_api.networks and not sections.get("aws"):
         yield (
             "network.kubernetes_api.networks: is required with network.plugin kubernetes; "
             "`kubectl get endpointslices -n default` lists the addresses"

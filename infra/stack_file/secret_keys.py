@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SHOWN_SECRET: Final = "shown-in-place-of-a-secret"  # noqa: S105 - a placeholder
 """Replaces the value of a secret where the stack file is read without Pulumi."""
+_UNLESS_AWS: Final = {"database_owner_password": "database", "object_store_secret_access_key": "object_store"}
+"""Secrets that a stack needs, unless the kind of a section is ``aws``."""
 _MULTILINE: Final = frozenset({"kubeconfig", "ssh_private_key"})
 
 
@@ -42,17 +44,17 @@ _KEYS: Final = (
     SecretKey(
         name="database_owner_password",
         meaning="password of the role that owns the database, for migrations",
-        needed="always",
+        needed="unless `database.kind` is `aws`",
     ),
     SecretKey(
         name="database_service_password",
         meaning="password of the database role that the service logs in with",
-        needed="unless `database.kind` is `external` without `service_role`",
+        needed="unless `database.kind` is `aws`, or `external` without `service_role`",
     ),
     SecretKey(
         name="object_store_secret_access_key",
         meaning="secret half of the object store's key; the bundled store is created with it",
-        needed="always",
+        needed="unless `object_store.kind` is `aws`",
     ),
     SecretKey(
         name="encryption_keys",
@@ -125,8 +127,11 @@ def secret_problems(
             yield f"{name}: is empty; set it with `{command}`"
         if name not in _MULTILINE and not value.isprintable():
             yield f"{name}: has a line break or another control character; set it with `{command}`"
+    # A section that is wrong does not say that a secret is not needed.
+    always = {name for name, section in _UNLESS_AWS.items() if not sections.get(section)}
+    always |= {secret.name for secret in SECRET_KEYS.values() if secret.needed == "always"}
     for secret in SECRET_KEYS.values():
-        if secret.needed == "always" and secret.name in known and secret.name not in secrets:
+        if secret.name in always and secret.name in known and secret.name not in secrets:
             yield f"{secret.name}: is required: {secret.meaning}; set it with `{secret.command}`"
     store = sections.get("object_store")
     for name, owner, needed in _owners(sections):
@@ -162,8 +167,9 @@ def _kubeconfig_problems(sections: Mapping[str, Any]) -> Iterator[str]:
     kubernetes: KubernetesSection | None = sections.get("kubernetes")
     if kubernetes and kubernetes.kubeconfig:
         yield "kubernetes.kubeconfig: the secret kubeconfig is set too; keep one of the two"
-    if sections.get("hosts"):
-        yield "kubeconfig: the cluster is made of hosts, which have the kubeconfig; remove the secret"
+    for name in ("hosts", "aws"):
+        if sections.get(name):
+            yield f"kubeconfig: the cluster is made by {name}, which has the kubeconfig; remove the secret"
 
 
 def _owners(sections: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
@@ -173,11 +179,16 @@ def _owners(sections: Mapping[str, Any]) -> Iterator[tuple[str, str, bool]]:
     if images:
         yield "registry_password", "images.pull_secret", images.pull_secret is not None
     if store:
+        with_keys = "an object_store.kind other than aws" if store.kind == "aws" else f"object_store.kind: {store.kind}"
+        yield "object_store_secret_access_key", with_keys, store.kind != "aws"
         has_job_key = isinstance(store, S3ObjectStoreSection) and store.job_access_key_id is not None
         yield "object_store_job_secret_access_key", "object_store.job_access_key_id", has_job_key
     if database:
         is_external = isinstance(database, ExternalDatabaseSection)
-        owner = "database.service_role" if is_external else f"database.kind: {database.kind}"
-        yield "database_service_password", owner, not is_external or database.service_role is not None
+        kind = "a database.kind other than aws" if database.kind == "aws" else f"database.kind: {database.kind}"
+        yield "database_owner_password", kind, database.kind != "aws"
+        owner = "database.service_role" if is_external else kind
+        is_needed = database.service_role is not None if is_external else database.kind != "aws"
+        yield "database_service_password", owner, is_needed
     if "hosts" in sections:
         yield "ssh_private_key", "hosts", sections["hosts"] is not None

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from infra.stack_file.aws import AwsSection
 from infra.stack_file.cluster_sections import (
     CustomerSection,
     DevicePluginSection,
@@ -118,8 +119,27 @@ class ExternalDatabaseSection(Section):
     )
 
 
+class AwsDatabaseSection(Section):
+    """Amazon RDS for PostgreSQL in the VPC of the section `aws`: two zones, encrypted, without a password to keep."""
+
+    kind: Literal["aws"] = key("aws", "aws")
+    ca_certificate: str = key(
+        "certificates of RDS in the region, PEM, from https://truststore.pki.rds.amazonaws.com",
+        "-----BEGIN CERTIFICATE-----…",
+    )
+    postgres_version: Annotated[int, Field(ge=MIN_POSTGRES)] = key("major version", 17, default=17)
+    instance_class: str = key("instance class", "db.m7g.xlarge", default="db.m7g.large")
+    storage_gib: Annotated[int, Field(ge=20)] = key(
+        "storage at the start, which grows up to four times as much", 200, default=100, unit="GiB"
+    )
+    backup_days: Annotated[int, Field(ge=7, le=35)] = key(
+        "how far back a recovery to a point in time can reach", 35, default=14, unit="days"
+    )
+
+
 DatabaseSection = Annotated[
-    BundledDatabaseSection | CloudNativePgSection | ExternalDatabaseSection, Field(discriminator="kind")
+    BundledDatabaseSection | CloudNativePgSection | ExternalDatabaseSection | AwsDatabaseSection,
+    Field(discriminator="kind"),
 ]
 
 
@@ -150,7 +170,15 @@ class S3ObjectStoreSection(Section):
     networks: Cidrs = key("addresses of the S3 server; pods reach it only there", ["10.30.0.10/32"])
 
 
-ObjectStoreSection = Annotated[BundledObjectStoreSection | S3ObjectStoreSection, Field(discriminator="kind")]
+class AwsObjectStoreSection(Section):
+    """A bucket of Amazon S3 that the stack creates, with its own key. Pods reach it by their identity."""
+
+    kind: Literal["aws"] = key("aws", "aws")
+
+
+ObjectStoreSection = Annotated[
+    BundledObjectStoreSection | S3ObjectStoreSection | AwsObjectStoreSection, Field(discriminator="kind")
+]
 
 
 class ImageWeightsSection(Section):
@@ -429,6 +457,9 @@ class StackFile(Section):
     kubernetes: KubernetesSection = key("see below", {})
     hosts: HostsSection | None = key(
         "bare hosts to make the cluster of; see below. Without it the cluster exists", {}, default=None
+    )
+    aws: AwsSection | None = key(
+        "a private VPC with an EKS cluster to create; see below. Without it the cluster exists", {}, default=None
     )
     network: NetworkSection = key("see below", {})
     images: ImagesSection = key("see below", {})

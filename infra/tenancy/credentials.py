@@ -5,8 +5,8 @@ libpq ignores a password file that its group can read
 group of the pod. So an init container copies them into a volume in memory, each with mode 0600.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pulumi
@@ -34,14 +34,19 @@ WEIGHTS_LOGIN: Final = "weights-credentials"
 HTTP_ENGINE_LOGIN: Final = "http-engine"
 """Secret with the API key of the http engine's endpoints; the workers of its models mount it if it exists."""
 ENVIRONMENT: Final = {
-    "PGPASSFILE": f"{DIRECTORY}/pgpass",
-    "AWS_SHARED_CREDENTIALS_FILE": f"{DIRECTORY}/aws",
     # Otherwise boto3 and PyArrow query the address of a cloud's metadata service, and wait for it.
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-"""Environment variables of the service with the paths of the files."""
-ENCRYPTION_KEYS_FILE: Final = f"{DIRECTORY}/encryption_keys"
-RECEIPT_KEY_FILE: Final = f"{DIRECTORY}/{RECEIPT_KEY}"
+"""Environment variables of all pods of the service."""
+_DATABASE_ENVIRONMENT: Final = {"PGPASSFILE": f"{DIRECTORY}/pgpass"}
+ENVIRONMENT_OF: Final[Mapping[str, Mapping[str, str]]] = {
+    SERVICE_LOGIN: _DATABASE_ENVIRONMENT,
+    OWNER_LOGIN: _DATABASE_ENVIRONMENT,
+    OBJECT_STORE_LOGIN: {"AWS_SHARED_CREDENTIALS_FILE": f"{DIRECTORY}/aws"},
+    ENCRYPTION_KEYS: {"CLOISTER_ENCRYPTION_KEYS_FILE": f"{DIRECTORY}/encryption_keys"},
+    RECEIPT_KEY: {"CLOISTER_RECEIPT_KEY_FILE": f"{DIRECTORY}/{RECEIPT_KEY}"},
+}
+"""Environment variables of a pod of the service with the paths of its files, by Secret."""
 
 _VOLUME: Final = "credentials"
 VOLUME_MOUNT: Final = {"name": _VOLUME, "mountPath": DIRECTORY, "readOnly": True}
@@ -56,8 +61,10 @@ CA_BUNDLE_ENVIRONMENT: Final = {"SSL_CERT_FILE": _BUNDLES_FILE, "AWS_CA_BUNDLE":
 
 def pod_fields(
     image: Any, secrets: Sequence[str], *, has_ca_bundle: bool = False
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the init container that copies the files, and the volumes: the Secrets and the memory with the copies.
+
+    A pod without files has no such container.
 
     Args:
         image: any image with a shell, by digest. Use the pod's own image to avoid pulling another one.
@@ -66,29 +73,41 @@ def pod_fields(
     """
     mounts = [{"name": secret, "mountPath": f"/etc/cloister/secrets/{secret}", "readOnly": True} for secret in secrets]
     bundle_mounts, bundle_volumes = ([trust.VOLUME_MOUNT], [trust.VOLUME]) if has_ca_bundle else ([], [])
+    commands = [*([_COPY] if secrets else []), *([_JOIN_BUNDLES] if has_ca_bundle else [])]
     init_container = {
         "name": "credentials",
         "image": image,
-        "command": ["/bin/sh", "-ec", f"{_COPY} && {_JOIN_BUNDLES}" if has_ca_bundle else _COPY],
+        "command": ["/bin/sh", "-ec", " && ".join(commands)],
         "volumeMounts": [{"name": _VOLUME, "mountPath": DIRECTORY}, *mounts, *bundle_mounts],
         "securityContext": container_security_context(),
         "resources": resources(cpu="10m", memory="32Mi", cpu_limit="500m", ephemeral_storage="16Mi"),
     }
     memory = {"name": _VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": "4Mi"}}
-    return init_container, [memory, *bundle_volumes, *(secret_volume(secret, secret=secret) for secret in secrets)]
+    containers = [init_container] if commands else []
+    return containers, [memory, *bundle_volumes, *(secret_volume(secret, secret=secret) for secret in secrets)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseLogin:
-    """A database role with its password, and the address of its database."""
+    """A database role, and the address of its database.
+
+    Attributes:
+        host: host name of the server.
+        port: its port.
+        database: name of the database.
+        role: name of the role.
+        password: the role's password; None if the service gets one at each connection.
+        options: parameters of the connection string that name where it gets one (``service.db.login``).
+    """
 
     host: pulumi.Input[str]
     port: int
     database: str
     role: str
-    password: pulumi.Input[str]
+    password: pulumi.Input[str] | None
+    options: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
 
-    def pgpass_line(self) -> pulumi.Output[str]:
+    def pgpass_line(self, password: pulumi.Input[str]) -> pulumi.Output[str]:
         """Return the line of libpq's password file, with colons and backslashes escaped; a secret."""
 
         def line(values: list[str]) -> str:
@@ -96,7 +115,7 @@ class DatabaseLogin:
             fields = (host, str(self.port), self.database, self.role, password)
             return ":".join(field.replace("\\", "\\\\").replace(":", "\\:") for field in fields) + "\n"
 
-        return pulumi.Output.all(self.host, pulumi.Output.secret(self.password)).apply(line)
+        return pulumi.Output.all(self.host, pulumi.Output.secret(password)).apply(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +143,7 @@ class Credentials(pulumi.ComponentResource):
         names: names of the stack.
         owner: the role that owns the schema.
         service: the service's role in the database.
-        service_key: the service's key of the object store.
+        service_key: the service's key of the object store; None if pods reach it by their identity.
         encryption_keys: keys that encrypt secrets in the database.
         receipt_key: the key that signs deletion receipts.
         weights_key: the key that copies weights from the object store; None if the weights are elsewhere.
@@ -141,7 +160,7 @@ class Credentials(pulumi.ComponentResource):
         names: StackNames,
         owner: DatabaseLogin,
         service: DatabaseLogin,
-        service_key: ObjectStoreLogin,
+        service_key: ObjectStoreLogin | None,
         encryption_keys: pulumi.Input[str],
         receipt_key: pulumi.Input[str],
         weights_key: ObjectStoreLogin | None,
@@ -150,12 +169,14 @@ class Credentials(pulumi.ComponentResource):
     ) -> None:
         super().__init__("cloister:credentials:Credentials", name, None, opts)
         contents: list[tuple[str, str, dict[str, pulumi.Input[str]]]] = [
-            (names.service_namespace, OWNER_LOGIN, {"pgpass": owner.pgpass_line()}),
-            (names.service_namespace, SERVICE_LOGIN, {"pgpass": service.pgpass_line()}),
-            (names.service_namespace, OBJECT_STORE_LOGIN, {"aws": service_key.aws_file()}),
             (names.service_namespace, ENCRYPTION_KEYS, {"encryption_keys": pulumi.Output.secret(encryption_keys)}),
             (names.service_namespace, RECEIPT_KEY, {RECEIPT_KEY: pulumi.Output.secret(receipt_key)}),
         ]
+        for secret, login in ((OWNER_LOGIN, owner), (SERVICE_LOGIN, service)):
+            if login.password is not None:
+                contents.append((names.service_namespace, secret, {"pgpass": login.pgpass_line(login.password)}))
+        if service_key is not None:
+            contents.append((names.service_namespace, OBJECT_STORE_LOGIN, {"aws": service_key.aws_file()}))
         if weights_key is not None:
             contents.append((names.jobs_namespace, WEIGHTS_LOGIN, {"aws": weights_key.aws_file()}))
         if http_engine_api_key is not None:

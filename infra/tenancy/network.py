@@ -26,6 +26,7 @@ from ray_job.contract.cluster import (
 DNS_PORT: Final = 53
 RAY_DASHBOARD_PORT: Final = 8265
 _HTTPS: Final = 443
+_HTTP: Final = 80
 _CLOUDNATIVE_PG_STATUS: Final = 8000
 _SERVICE: Final = ("api", "reconciler", "coordinator", "migrations", "audit-export")
 
@@ -170,6 +171,8 @@ class NetworkArgs:
         tracing_port: its port.
         endpoint_networks: networks of the http engine's endpoints.
         endpoint_ports: ports of these endpoints.
+        identity_networks: address of the agent on each node that gives pods credentials of a cloud; empty without it.
+        secret_networks: addresses of the cloud's store of secrets; empty without it.
     """
 
     names: StackNames
@@ -201,6 +204,8 @@ class NetworkArgs:
     tracing_port: int = 4318
     endpoint_networks: tuple[str, ...] = ()
     endpoint_ports: tuple[int, ...] = ()
+    identity_networks: tuple[str, ...] = ()
+    secret_networks: tuple[str, ...] = ()
 
 
 def flows(args: NetworkArgs) -> tuple[Flow, ...]:
@@ -265,6 +270,15 @@ def flows(args: NetworkArgs) -> tuple[Flow, ...]:
         found.append(Flow(source=client, target=args.database, ports=(args.database_port,), why=why))
     for client, why in store_clients.items():
         found.append(Flow(source=client, target=args.object_store, ports=(args.object_store_port,), why=why))
+    if args.identity_networks:
+        agent = Networks(name="agent of pod identities", cidrs=args.identity_networks)
+        found += [
+            Flow(source=client, target=agent, ports=(_HTTP,), why="credentials of its role")
+            for client in database_clients
+        ]
+    if args.secret_networks:
+        secrets = Networks(name="store of secrets", cidrs=args.secret_networks)
+        found.append(Flow(source=pods["migrations"], target=secrets, ports=(_HTTPS,), why="the owner's password"))
     return (*found, *_cluster_flows(args))
 
 

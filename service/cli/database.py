@@ -15,6 +15,7 @@ from cryptography.fernet import MultiFernet
 
 from service.audit.log import OPERATOR, Actor
 from service.db import Pool, open_pool
+from service.db.login import connection_string
 from service.errors import CloisterError
 from service.stored_secrets import KEYS_VARIABLE, read_encryption_keys
 
@@ -56,7 +57,7 @@ def stack_database(data_dir: Path) -> Iterator[Pool]:
     named = os.environ.get("CLOISTER_DATABASE_URL")
     url = named or layout_of(data_dir).database_url(SERVICE)
     try:
-        with psycopg.connect(url, connect_timeout=5):
+        with psycopg.connect(connection_string(url), connect_timeout=5):
             pass
     except psycopg.OperationalError as error:
         if named:

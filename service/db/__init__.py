@@ -14,6 +14,8 @@ import psycopg
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import ConnectionPool
 
+from service.db.login import connection_string, libpq_url
+
 MIGRATION_LOCK = 7_203_001
 
 Pool = ConnectionPool[psycopg.Connection[DictRow]]
@@ -43,7 +45,8 @@ def open_pool(database_url: str, *, max_size: int = 10) -> Pool:
             raise
 
     pool: Pool = ConnectionPool(
-        database_url,
+        # A callable is asked at each connection.
+        database_url if libpq_url(database_url) == database_url else functools.partial(connection_string, database_url),
         min_size=1,
         max_size=max_size,
         timeout=10,
@@ -88,7 +91,7 @@ def migrations() -> dict[str, str]:
 def migrate(database_url: str, **connect: Any) -> list[str]:
     """Run the migrations that this database lacks and return their names. Safe to run concurrently."""
     done: list[str] = []
-    with psycopg.connect(database_url, **connect) as connection:
+    with psycopg.connect(connection_string(database_url), **connect) as connection:
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (name text PRIMARY KEY, run_at timestamptz NOT NULL DEFAULT now())"

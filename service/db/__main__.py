@@ -16,7 +16,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from service.db import migrate
-from service.db.roles import grant_service_role
+from service.db.login import connection_string, libpq_url, logs_in_at_rds
+from service.db.roles import create_role_of_rds, grant_service_role
 from service.errors import CloisterError, SettingsError
 from service.stored_secrets import KEYS_VARIABLE, encrypt_stored_secrets, read_encryption_keys
 
@@ -39,16 +40,18 @@ def run(environment: Mapping[str, str]) -> list[str]:
     keys = read_encryption_keys(Path(keys_file)) if keys_file else None
     try:
         done = migrate(url, connect_timeout=_CONNECT_TIMEOUT_S)
-        with psycopg.connect(url, connect_timeout=_CONNECT_TIMEOUT_S) as connection:
+        with psycopg.connect(connection_string(url), connect_timeout=_CONNECT_TIMEOUT_S) as connection:
             database = sql.Identifier(connection.info.dbname)
             connection.execute(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(database))
             encrypt_stored_secrets(connection, keys, only_clear=True)
             if role := environment.get("CLOISTER_DATABASE_SERVICE_ROLE"):
+                if logs_in_at_rds(url):
+                    create_role_of_rds(connection, role)
                 grant_service_role(connection, role)
     except psycopg.ProgrammingError:
         raise  # a defect of a migration: Postgres reports it best
     except psycopg.OperationalError as error:
-        host = conninfo_to_dict(url).get("host", "")
+        host = conninfo_to_dict(libpq_url(url)).get("host", "")
         raise SettingsError(f"the database at {host} does not answer: {error}") from error
     return done
 

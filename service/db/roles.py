@@ -45,6 +45,17 @@ _GRANTS: Final = (
 )
 
 
+def create_role_of_rds(connection: psycopg.Connection, role: str) -> None:
+    """Create the service's role at a server of RDS, if it is missing. It has no password and logs in by an identity.
+
+    Source: https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/UsingWithRDS.IAMDBAuth.DBAccounts.html.
+    """
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
+    if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).fetchone() is None:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
+    connection.execute(sql.SQL("GRANT rds_iam TO {}").format(sql.Identifier(role)))
+
+
 def grant_service_role(connection: psycopg.Connection, role: str) -> None:
     """Grant the service's role what it needs of the schema as it is now, and revoke everything else.
 

@@ -16,6 +16,7 @@ from service.adapters.open_launcher import open_launcher
 from service.adapters.open_object_store import open_object_store
 from service.adapters.rayjob_templates import load_templates, rayjob
 from service.db import migrations, query
+from service.db.login import connection_string
 from service.doctor.findings import ClusterError, Finding
 from service.errors import LauncherError, ObjectNotFoundError, ObjectStoreError, ObjectVersionsError, SettingsError
 from service.model_catalogue import Catalogue
@@ -76,7 +77,9 @@ def check_database(settings: Settings, *, query_timeout_s: float = _QUERY_TIMEOU
         query_timeout_s: the time limit of one query, in seconds.
     """
     try:
-        connection = psycopg.connect(settings.database_url, connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True)
+        connection = psycopg.connect(
+            connection_string(settings.database_url), connect_timeout=_CONNECT_TIMEOUT_S, autocommit=True
+        )
     except psycopg.Error as error:
         # libpq's message names host, port, user and database, never the password.
         yield Finding.failed(

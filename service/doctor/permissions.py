@@ -53,6 +53,8 @@ ONCE_A_CLUSTER: Final = {
     "imagecatalogs.postgresql.cnpg.io": "`database.kind: cloudnative_pg`",
     "scheduledbackups.postgresql.cnpg.io": "`database.backup`",
     "objectstores.barmancloud.cnpg.io": "`database.backup`",
+    "nodeclasses.eks.amazonaws.com": "`aws`",
+    "nodepools.karpenter.sh": "`aws`",
     "podmonitors.monitoring.coreos.com": "`monitoring.prometheus: operator`",
     "prometheusrules.monitoring.coreos.com": "`monitoring.prometheus: operator`",
     "servicemonitors.monitoring.coreos.com": "`monitoring.prometheus: operator`",

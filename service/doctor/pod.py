@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from psycopg.conninfo import conninfo_to_dict
 
 from ray_job.contract.cluster import API, API_SERVICE_PORT
+from service.db.login import libpq_url
 from service.doctor.backends import check_database, check_launcher, check_object_store
 from service.doctor.findings import Finding, Result, run_check
 from service.errors import SettingsError
@@ -75,7 +76,7 @@ def check_names(settings: Settings, environment: Mapping[str, str]) -> Iterator[
         environment: the variables of the process.
     """
     hosts: dict[str, str] = {}
-    for host in str(conninfo_to_dict(settings.database_url).get("host") or "").split(","):
+    for host in str(conninfo_to_dict(libpq_url(settings.database_url)).get("host") or "").split(","):
         hosts[host] = "CLOISTER_DATABASE_URL"
     hosts[urlsplit(settings.coordinator_url).hostname or ""] = "CLOISTER_COORDINATOR_URL"
     hosts[urlsplit(settings.object_store.endpoint_url).hostname or ""] = "CLOISTER_OBJECT_STORE"

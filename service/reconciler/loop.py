@@ -20,6 +20,7 @@ import psycopg
 import structlog
 
 from service.db import CONNECTION_LIMITS, Pool, query
+from service.db.login import connection_string
 from service.errors import LauncherError, ObjectStoreError
 from service.logging import error_text
 from service.reconciler.backends import Backends
@@ -68,7 +69,7 @@ def run(backends: Backends, database_url: str) -> None:
     while not backends.stopping.is_set():
         backends.metrics.beat_at = time.monotonic()
         try:
-            with psycopg.connect(database_url, autocommit=True, **CONNECTION_LIMITS) as connection:
+            with psycopg.connect(connection_string(database_url), autocommit=True, **CONNECTION_LIMITS) as connection:
                 failures = 0
                 for setting in _DETECT_LOST_CLIENT:
                     connection.execute(setting)

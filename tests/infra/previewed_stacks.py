@@ -24,6 +24,8 @@ PLATFORMS = {
     }
 }
 STACKS_OF_CUSTOMERS = tuple(name for name in STACKS if name != PLATFORM_STACK)
+AWS_STACK = "aws-a10g"
+STACKS_WITH_PASSWORDS = tuple(name for name in STACKS_OF_CUSTOMERS if name != AWS_STACK)
 
 
 def customer_text(customer: str) -> StackFileText:
@@ -49,12 +51,20 @@ def parse(values: Mapping[str, Any], secret_keys: frozenset[str] | None = None) 
     return parse_config(values, secret_keys=secrets, stack="dev")
 
 
-def preview_values(values: Mapping[str, Any], secret_keys: frozenset[str]) -> Recording:
-    """Record what `pulumi preview` requests, with the values as the CLI passes them."""
+def preview_values(
+    values: Mapping[str, Any], secret_keys: frozenset[str], answers: Mapping[str, Mapping[str, Any]] | None = None
+) -> Recording:
+    """Record what `pulumi preview` requests, with the values as the CLI passes them.
+
+    ``answers`` are results of functions of providers by their tokens.
+    """
     config = {
         f"cloister:{key}": value if isinstance(value, str) else json.dumps(value) for key, value in values.items()
     }
-    return _record(tuple(config.items()), frozenset(f"cloister:{key}" for key in secret_keys))
+    encrypted = frozenset(f"cloister:{key}" for key in secret_keys)
+    if answers:
+        return record(run, config=config, secret_keys=encrypted, stack="dev", answers=answers)
+    return _record(tuple(config.items()), encrypted)
 
 
 @cache

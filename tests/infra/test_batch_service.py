@@ -13,7 +13,14 @@ from service.adapters.rayjob_templates import load_templates
 from service.cli.app import app
 from service.model_catalogue import parse_catalogue
 from service.settings import read_settings
-from tests.infra.previewed_stacks import STACKS_OF_CUSTOMERS, changed, preview, preview_values, stack_text
+from tests.infra.previewed_stacks import (
+    STACKS_OF_CUSTOMERS,
+    STACKS_WITH_PASSWORDS,
+    changed,
+    preview,
+    preview_values,
+    stack_text,
+)
 
 
 def pod(recording: Recording, name: str) -> dict[str, Any]:
@@ -57,7 +64,7 @@ def test_probes_use_the_endpoints_of_the_service(name: str) -> None:
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
 
 
-@pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
+@pytest.mark.parametrize("name", STACKS_WITH_PASSWORDS)
 def test_environment_has_the_settings_and_no_password(name: str) -> None:
     variables = environment(preview(name), "reconciler")
     assert variables["CLOISTER_LAUNCHER"] == "kuberay"
@@ -67,7 +74,7 @@ def test_environment_has_the_settings_and_no_password(name: str) -> None:
     assert ":" not in variables["CLOISTER_DATABASE_URL"].partition("://")[2].partition("@")[0]
 
 
-@pytest.mark.parametrize("name", STACKS_OF_CUSTOMERS)
+@pytest.mark.parametrize("name", STACKS_WITH_PASSWORDS)
 def test_migrations_alone_log_in_as_the_owner_of_the_database(name: str) -> None:
     recording = preview(name)
     owner, service = ("database-credentials", "database-service-credentials")

@@ -88,7 +88,7 @@ def test_missing_section_is_reported_with_its_meaning() -> None:
 
 def test_unknown_kind_is_reported_with_the_known_kinds() -> None:
     found = problems(changed(database={"kind": "mysql"}))
-    assert found == {"database.kind": "must be bundled, cloudnative_pg or external, not 'mysql'"}
+    assert found == {"database.kind": "must be bundled, cloudnative_pg, external or aws, not 'mysql'"}
 
 
 @pytest.mark.parametrize(

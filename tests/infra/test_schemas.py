@@ -24,6 +24,8 @@ NOT_KUBERNETES_OWN = {
     "ray.io": "KubeRay",
     "monitoring.coreos.com": "Prometheus Operator",
     "postgresql.cnpg.io": "CloudNativePG",
+    "karpenter.sh": "node pools of EKS",
+    "eks.amazonaws.com": "node classes of EKS",
     "barmancloud.cnpg.io": "CloudNativePG's Barman Cloud plugin",
     "cilium.io": "Cilium",
     "gateway.networking.k8s.io": "Gateway API",
