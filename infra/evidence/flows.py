@@ -85,14 +85,12 @@ def drawing(flows: Sequence[Flow]) -> str:
     ]
     for flow in flows:
         start, end = places[0][flow["from"]], places[1][flow["to"]]
+        label = end - 6 + (start - end) * 54 / (_RIGHT - _LEFT)
         lines += [
             f'<line x1="{_LEFT + 6}" y1="{start - 4}" x2="{_RIGHT - 6}" y2="{end - 4}" stroke="#557" />',
-            f'<text x="{_RIGHT - 60}" y="{end - 6 + (start - end) * 54 / (_RIGHT - _LEFT):.0f}" font-size="9">'
-            f"{escape(flow['ports'])}</text>",
+            f'<text x="{_RIGHT - 60}" y="{label:.0f}" font-size="9">{escape(flow["ports"])}</text>',
         ]
     for column, x, anchor in ((places[0], _LEFT, "end"), (places[1], _RIGHT, "start")):
-        lines += [
-            f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="11">{escape(name)}</text>'
-            for name, y in column.items()
-        ]
+        style = f'text-anchor="{anchor}" font-size="11"'
+        lines += [f'<text x="{x}" y="{y}" {style}>{escape(name)}</text>' for name, y in column.items()]
     return "\n".join([*lines, "</svg>", ""])

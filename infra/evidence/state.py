@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from infra.rendering.manifests import HELM_TYPES
+from infra.rendering.manifests import HELM_TYPES, is_made_by_chart
 from infra.rendering.recording import Path as FieldPath
 from infra.rendering.recording import RecordedResource, Recording
 
@@ -57,10 +57,9 @@ def read_state(path: Path) -> ExportedState:
         raise StateError(f"{path} is no exported state with resources; {advice}") from None
     own, made_by_charts = [], 0
     for each in resources:
-        types = each["urn"].split("::")[2].split("$")
         if each.get("delete") or each["type"] == _STACK_TYPE:
             continue
-        if set(types[:-1]) & set(HELM_TYPES):
+        if is_made_by_chart(each["urn"]):
             made_by_charts += 1
         else:
             own.append(each)

@@ -86,6 +86,7 @@ _MANIFEST_CHECKS: Final[tuple[Callable[[Manifest], pod_checks.Problems], ...]] =
     object_checks.metadata_problems,
     object_checks.right_problems,
     object_checks.operator_problems,
+    object_checks.admission_problems,
     object_checks.data_problems,
     object_checks.network_problems,
     object_checks.exposure_problems,
@@ -274,7 +275,9 @@ def fields_of(recording: Recording) -> Iterator[Proof]:
     """Yield every field of the objects and facts of a stack. Items of lists with a name have it in their path."""
     for manifest in with_templates((*manifests(recording), *_commands(recording.resources))):
         body = manifest.body | {"protected": manifest.protected, "kept": manifest.kept}
-        for path, value in _leaves(body, (), manifest.secrets, ()):
+        # Values of a Secret are hidden even if they are in plain text by mistake.
+        secrets = manifest.secrets | ({("data",), ("stringData",)} if manifest.kind == "Secret" else frozenset())
+        for path, value in _leaves(body, (), secrets, ()):
             yield Proof(kind=manifest.kind, resource=manifest.title, path=path, value=value)
     for resource in recording.resources:
         if resource.type == FACTS_TYPE:

@@ -87,7 +87,8 @@ _NETWORK: Final = (
     Policy(
         id="CLO-NET-004",
         name="limited_network_policies",
-        title="A role that may write network policies is limited by an admission policy: policies add up, so each could "
+        title="A role that may write network policies is limited by an admission policy: policies add up, so "
+        "each could "
         "open any connection.",
         remedy="Keep the ValidatingAdmissionPolicy and its binding with the action Deny.",
         references=_nist("AC-6", "CM-5") + _iso("8.2", "8.22"),
@@ -349,6 +350,14 @@ _RIGHTS: Final = (
         references=_cis("5.1.2", "5.1.3") + _nist("AC-6") + _iso("8.2"),
         proof=("Chart:spec.values.watchNamespace.*", "Chart:spec.values.*Enable", "Chart:spec.values.single*"),
     ),
+    Policy(
+        id="CLO-RBAC-008",
+        name="admission_policies_deny",
+        title="Every admission policy of the stack refuses what breaks it.",
+        remedy="Set validationActions of the binding to Deny.",
+        references=_nist("AC-3", "CM-5") + _iso("8.3", "8.9"),
+        proof=("ValidatingAdmissionPolicyBinding:spec.validationActions.*",),
+    ),
 )
 
 _SECRETS: Final = (
@@ -380,7 +389,8 @@ _SECRETS: Final = (
     Policy(
         id="CLO-SEC-004",
         name="no_credentials_in_ray_pods",
-        title="A container that runs Ray mounts no credential other than its job's token (head only) and the key of the "
+        title="A container that runs Ray mounts no credential other than its job's token (head only) and the "
+        "key of the "
         "http engine's endpoints; the program that copies weights ends before and has its own.",
         remedy="Remove the volume from the pods of jobs.",
         references=_nist("AC-6", "IA-5") + _iso("8.2", "5.17"),
@@ -453,7 +463,8 @@ _JOBS: Final = (
     Policy(
         id="CLO-MOD-001",
         name="models_are_pinned",
-        title="A model is a directory that the operator put into an image, a volume or the object store, or a hub's model "
+        title="A model is a directory that the operator put into an image, a volume or the object store, or a "
+        "hub's model "
         "at a commit.",
         remedy="Use a directory as source, or add the commit as engine_args.revision.",
         references=_nist("CM-2", "SI-7") + _iso("8.9", "5.21"),
@@ -509,7 +520,8 @@ _DATA: Final = (
         id="CLO-DATA-004",
         name="separate_database_roles",
         severity="advisory",
-        title="The service logs in to the database with another role than the migrations, which own it: it cannot change "
+        title="The service logs in to the database with another role than the migrations, which own it: it "
+        "cannot change "
         "the audit log.",
         remedy="Set database.service_role.",
         references=_nist("AC-6", "AU-9") + _iso("5.3", "8.15") + _ai_act("19"),

@@ -68,6 +68,14 @@ def right_problems(manifest: Manifest) -> Problems:
         yield "no_administrators", f"it binds {role}"
 
 
+def admission_problems(manifest: Manifest) -> Problems:
+    """Check that a binding of an admission policy refuses, and not only warns."""
+    if manifest.kind == "ValidatingAdmissionPolicyBinding":
+        actions = (manifest.body.get("spec") or {}).get("validationActions")
+        if actions != ["Deny"]:
+            yield "admission_policies_deny", f"its actions are {actions}"
+
+
 def operator_problems(manifest: Manifest) -> Problems:
     """Check the rights of KubeRay's operator in the values of its chart.
 

@@ -17,16 +17,16 @@ _HEAD: Final = f"""\
 The rules that every stack meets. `python -m {MODULE}` generates this page from `infra/policy/catalogue.py`, the one
 list for all of these:
 
-- `pulumi preview` and `pulumi up`: the program runs once without an engine, checks what it would register, and refuses a
-  stack that breaks a mandatory policy, with all problems in one message, before any resource changes.
+- `pulumi preview` and `pulumi up`: the program runs once without an engine, checks what it would register, and refuses
+  a stack that breaks a mandatory policy, with all problems in one message, before any resource changes.
 - `make render`: the same check; a stack that breaks a mandatory policy has no manifests.
-- `pulumi preview --policy-pack infra/policy`: the same checks as a policy pack of Pulumi, in its own virtual environment
-  ([ADR 17](adr/0017-policies.md)).
+- `pulumi preview --policy-pack infra/policy`: the same checks as a policy pack of Pulumi, in its own virtual
+  environment ([ADR 17](adr/0017-policies.md)).
 - [evidence](how-to/evidence.md): each policy with the resources and properties that prove it.
 
-A policy is `mandatory`, or `advisory`: then a stack that breaks it is deployed, and the evidence shows it. References name
-requirements that a policy supports; none of them is fulfilled by a policy alone. Versions: CIS Kubernetes Benchmark 1.10,
-NIST SP 800-53 revision 5, ISO/IEC 27001:2022 Annex A, GDPR, EU AI Act (Regulation (EU) 2024/1689).
+A policy is `mandatory`, or `advisory`: then a stack that breaks it is deployed, and the evidence shows it. References
+name requirements that a policy supports; none of them is fulfilled by a policy alone. Versions: CIS Kubernetes
+Benchmark 1.10, NIST SP 800-53 revision 5, ISO/IEC 27001:2022 Annex A, GDPR, EU AI Act (Regulation (EU) 2024/1689).
 
 ## Exceptions
 
@@ -38,17 +38,18 @@ NIST SP 800-53 revision 5, ISO/IEC 27001:2022 Annex A, GDPR, EU AI Act (Regulati
           owner: security@acme.example
           expires: "2030-03-31"
 
-The message of a refused preview shows policy and resource. An exception holds until the end of its last day in UTC; then
-a preview refuses the stack. `transport.allow_clear_text`, `durability.allow_single_copy` and `keep_data: false` are
-exceptions too, without a last day. The evidence lists all of them. CLO-SEC-002 has no exceptions: a secret in plain text in
-the state is disclosed.
+The message of a refused preview shows policy and resource. An exception holds until the end of its last day in UTC;
+then a preview refuses the stack. `transport.allow_clear_text`, `durability.allow_single_copy` and `keep_data: false`
+are exceptions too, without a last day. The evidence lists all of them. CLO-SEC-002 has no exceptions: a secret in
+plain text in the state is disclosed.
 
 """
 
 
 def page() -> str:
     """Return the whole page."""
-    lines = [_HEAD + "## Catalogue\n", "| policy | severity | statement | remedy | references |", "|---|---|---|---|---|"]
+    lines = [_HEAD + "## Catalogue\n", "| policy | severity | statement | remedy | references |"]
+    lines.append("|---|---|---|---|---|")
     lines += [
         f"| {each.id} | {each.severity} | {each.title} | {each.remedy} | {', '.join(each.references)} |"
         for each in CATALOGUE
