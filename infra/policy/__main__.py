@@ -14,8 +14,8 @@ if __name__ == "__main__":
     # The CLI runs this file as a script in its own directory.
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from infra.policy.assessment import assess
-from infra.policy.catalogue import CATALOGUE
+from infra.policy.assessment import judged
+from infra.policy.catalogue import CATALOGUE, Policy
 from infra.rendering.manifests import HELM_TYPES, is_made_by_chart
 from infra.rendering.recording import RecordedResource, Recording
 
@@ -79,11 +79,11 @@ def main() -> None:
         "advisory": pulumi_policy.EnforcementLevel.ADVISORY,
     }
 
-    def validation(index: int) -> Any:
+    def validation(policy: Policy) -> Any:
         def validate(args: Any, report: Any) -> None:
-            result = assess(recording_of(args.resources), today=datetime.now(UTC).date())[index]
-            for violation in result.violations:
-                report(str(violation), None)
+            for violation, exception in judged(recording_of(args.resources), today=datetime.now(UTC).date()):
+                if violation.policy is policy and exception is None:
+                    report(str(violation), None)
 
         return validate
 
@@ -94,9 +94,9 @@ def main() -> None:
                 name=policy.id,
                 description=policy.title,
                 enforcement_level=levels[policy.severity],
-                validate=validation(index),
+                validate=validation(policy),
             )
-            for index, policy in enumerate(CATALOGUE)
+            for policy in CATALOGUE
         ],
     )
 

@@ -195,7 +195,7 @@ def assess(recording: Recording, *, today: date) -> tuple[Result, ...]:
         recording: the resources of the stack.
         today: the day, in UTC; an exception that expired before covers nothing.
     """
-    found = _judged(recording, today=today)
+    found = judged(recording, today=today)
     fields = [(f"{proof.kind}:{proof.path}", proof) for proof in fields_of(recording)]
     return tuple(
         Result(
@@ -218,13 +218,13 @@ def refusals(recording: Recording, *, today: date) -> tuple[str, ...]:
     lines = list(exception_problems(facts_of(recording.resources).exceptions, today=today))
     lines += [
         str(violation)
-        for violation, exception in _judged(recording, today=today)
+        for violation, exception in judged(recording, today=today)
         if exception is None and violation.policy.severity == "mandatory"
     ]
     return tuple(dict.fromkeys(lines))
 
 
-def _judged(recording: Recording, *, today: date) -> list[tuple[Violation, PolicyException | None]]:
+def judged(recording: Recording, *, today: date) -> list[tuple[Violation, PolicyException | None]]:
     """Return the violations of a stack, each with the exception that covers it."""
     facts = facts_of(recording.resources)
     found = violations(manifests(recording), facts=facts, commands=list(_commands(recording.resources)))

@@ -90,7 +90,7 @@ _NETWORK: Final = (
         title="A role that may write network policies is limited by an admission policy: policies add up, so "
         "each could "
         "open any connection.",
-        remedy="Keep the ValidatingAdmissionPolicy and its binding with the action Deny.",
+        remedy="Keep the ValidatingAdmissionPolicy and its binding to the namespace.",
         references=_nist("AC-6", "CM-5") + _iso("8.2", "8.22"),
         proof=("ValidatingAdmissionPolicyBinding:spec.*",),
     ),

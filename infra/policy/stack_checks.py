@@ -58,7 +58,7 @@ def limited_network_policies(manifests: Sequence[Manifest]) -> StackProblems:
         if manifest.kind == "ValidatingAdmissionPolicyBinding":
             spec = manifest.body["spec"]
             selector = (spec.get("matchResources") or {}).get("namespaceSelector") or {}
-            if spec.get("policyName") in policies and spec.get("validationActions") == ["Deny"]:
+            if spec.get("policyName") in policies:
                 limited.add((selector.get("matchLabels") or {}).get("kubernetes.io/metadata.name"))
     for manifest in manifests:
         rules = manifest.body.get("rules") or () if manifest.kind in {"Role", "ClusterRole"} else ()

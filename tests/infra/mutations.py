@@ -354,7 +354,7 @@ MUTATIONS = (
 
 
 def _prefix(body: dict[str, Any]) -> str:
-    url = next(each["value"] for each in _container(body)["env"] if each["name"] == "CLOISTER_OBJECT_STORE")
+    url = str(next(each["value"] for each in _container(body)["env"] if each["name"] == "CLOISTER_OBJECT_STORE"))
     return "/" + url.removeprefix("s3://").partition("?")[0].partition("/")[2]
 
 

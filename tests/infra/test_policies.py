@@ -347,7 +347,7 @@ BAD: list[tuple[str, str, Change]] = [
     ("limited_network_policies", "role", lambda body: body["metadata"].update(namespace="another")),
     ("limited_network_policies", "role", lambda body: body["rules"][1]["resources"].append("ciliumnetworkpolicies")),
     ("limited_network_policies", "admission", lambda body: body["metadata"].update(name="another")),
-    ("limited_network_policies", "admission binding", lambda body: body["spec"].update(validationActions=["Audit"])),
+    ("admission_policies_deny", "admission binding", lambda body: body["spec"].update(validationActions=["Audit"])),
     ("disruption_budgets", "budget", lambda body: body["metadata"].update(namespace="another")),
     ("disruption_budgets", "budget", lambda body: body["spec"].update(maxUnavailable=0)),
     ("unique_objects", "service", lambda body: body.update(good_stack()["secret"].body)),
