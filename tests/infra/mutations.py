@@ -125,7 +125,7 @@ MUTATIONS = (
     Mutation(
         policy="limited_network_policies",
         resource="ValidatingAdmissionPolicyBinding",
-        change=lambda body: body["spec"]["matchResources"].pop("namespaceSelector"),
+        change=_in_spec(matchResources={}),
     ),
     Mutation(
         policy="admission_policies_deny",

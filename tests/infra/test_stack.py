@@ -40,7 +40,9 @@ def test_all_resources_use_the_cluster_of_the_stack_file(name: str) -> None:
     # A resource that changes its provider is replaced if the providers' cluster identifiers differ.
     assert {provider.inputs["clusterIdentifier"] for provider in providers} == {context}
     objects = [resource for resource in recording.resources if resource.type.startswith("kubernetes:")]
-    assert {resource.provider.rpartition("::")[0] for resource in objects if resource.custom} <= {provider.urn for provider in providers}
+    assert {resource.provider.rpartition("::")[0] for resource in objects if resource.custom} <= {
+        provider.urn for provider in providers
+    }
 
 
 @pytest.mark.parametrize("keep_data", [True, False])
