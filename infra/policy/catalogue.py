@@ -97,7 +97,8 @@ _NETWORK: Final = (
     Policy(
         id="CLO-NET-005",
         name="only_the_api_is_exposed",
-        title="An Ingress or HTTPRoute leads to the API below /v1 only: not to metrics, Ray's dashboard, the coordinator or data.",
+        title="An Ingress or HTTPRoute leads to the API below /v1 only: not to metrics, Ray's dashboard, the "
+        "coordinator or data.",
         remedy="Remove the other paths and backends from the Ingress.",
         references=_nist("SC-7", "AC-3") + _iso("8.20", "8.3"),
         proof=("Ingress:spec.rules.*.path", "Ingress:spec.rules.*.service.name", "HTTPRoute:spec.rules.*"),
@@ -108,7 +109,8 @@ _TRANSPORT: Final = (
     Policy(
         id="CLO-TLS-001",
         name="ingress_tls",
-        title="An Ingress uses TLS for each of its hosts, and an HTTPRoute names its hosts and one listener of its Gateway.",
+        title="An Ingress uses TLS for each of its hosts, and an HTTPRoute names its hosts and one listener "
+        "of its Gateway.",
         remedy="Set api.ingress.tls, or the listener of api.gateway.",
         references=_nist("SC-8", "SC-8(1)") + _iso("8.24", "5.14") + _gdpr("32"),
         proof=("Ingress:spec.tls.*", "HTTPRoute:spec.hostnames.*", "HTTPRoute:spec.parentRefs.*"),

@@ -420,6 +420,8 @@ _WEAKER: Mapping[str, Any] = {
     "node_pools.cpu": {"cpus": 8, "memory_gib": 28, "environment": {"LD_PRELOAD": "/evil.so"}},
 }
 """Weaker values of a stack file by path."""
+_ONLY_IF_SET = ("api.max_key_days",)
+"""Paths whose values are weaker than another value, but not than none."""
 
 
 def weaker_files(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -430,7 +432,7 @@ def weaker_files(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         place: Any = values
         for step in outer:
             place = place.get(step) or {} if isinstance(place, dict) else place[int(step)]
-        if place and place.get(last) != value:
+        if place and place.get(last) != value and (last in place or path not in _ONLY_IF_SET):
             place[last] = value
             yield path, values
 
