@@ -333,6 +333,7 @@ def stack_facts(config: StackConfig) -> StackFacts:
         "object_store": "CLO-TLS-003",
         "kuberay_chart": "CLO-TLS-004",
         "http_engine": "CLO-TLS-005",
+        "tracing": "CLO-TLS-006",
     }
     accepted += [(ids[name], "*", f"transport.allow_clear_text: {name}") for name in file.transport.allow_clear_text]
     workloads = {"database": "* */database", "object_store": "* */object-store"}

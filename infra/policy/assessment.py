@@ -100,6 +100,7 @@ _STACK_CHECKS: Final[tuple[Callable[[Sequence[Manifest]], stack_checks.StackProb
     setting_checks.database_problems,
     setting_checks.object_store_problems,
     setting_checks.chart_problems,
+    setting_checks.tracing_problems,
     setting_checks.model_problems,
     setting_checks.account_problems,
 )

@@ -147,6 +147,14 @@ _TRANSPORT: Final = (
         references=_nist("SC-8", "SC-8(1)") + _iso("8.24", "5.14") + _gdpr("32"),
         proof=("ConfigMap:data.models.yaml",),
     ),
+    Policy(
+        id="CLO-TLS-006",
+        name="tracing_tls",
+        title="Traces reach their collector by TLS.",
+        remedy="Use an https:// endpoint in tracing.",
+        references=_nist("SC-8", "SC-8(1)") + _iso("8.24"),
+        proof=("*.env.CLOISTER_OTLP_ENDPOINT.value",),
+    ),
 )
 
 _PODS: Final = (

@@ -16,6 +16,7 @@ from service.unsafe_engine_args import unsafe_arg_problems
 
 _DATABASE_URL: Final = "CLOISTER_DATABASE_URL"
 _OBJECT_STORE: Final = "CLOISTER_OBJECT_STORE"
+_COLLECTOR: Final = "CLOISTER_OTLP_ENDPOINT"
 _KEY_FILES: Final = ("CLOISTER_ENCRYPTION_KEYS_FILE", "CLOISTER_RECEIPT_KEY_FILE")
 _KEY_HOLDERS: Final = frozenset({"api", "reconciler"})
 _MAX_KEY_DAYS: Final = 365
@@ -58,6 +59,14 @@ def object_store_problems(manifests: Sequence[Manifest]) -> StackProblems:
         backups = (manifest.body.get("spec") or {}).get("configuration") or {}
         if manifest.kind == "ObjectStore" and not str(backups.get("endpointURL", "https://")).startswith("https://"):
             yield "object_store_tls", manifest, f"backups go to {backups['endpointURL']}"
+
+
+def tracing_problems(manifests: Sequence[Manifest]) -> StackProblems:
+    """Check TLS to the collector of traces."""
+    for manifest in manifests:
+        for title, variables in environments(manifest):
+            if not variables.get(_COLLECTOR, "https://").startswith("https://"):
+                yield "tracing_tls", manifest, f"{title} uses {variables[_COLLECTOR]}"
 
 
 def chart_problems(manifests: Sequence[Manifest]) -> StackProblems:

@@ -147,6 +147,11 @@ MUTATIONS = (
         policy="object_store_tls", resource="Deployment api", change=_replaced("CLOISTER_OBJECT_STORE", "https", "http")
     ),
     Mutation(
+        policy="tracing_tls",
+        resource="Deployment api",
+        change=_variable("CLOISTER_OTLP_ENDPOINT", "http://collector.example:4318"),
+    ),
+    Mutation(
         policy="chart_tls",
         resource="Chart kuberay-operator",
         change=lambda body: body.update(chart="kuberay-operator", repositoryOpts={"repo": "http://charts.example"}),
