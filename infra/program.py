@@ -6,6 +6,8 @@ The Pulumi CLI runs ``run`` by ``infra/__main__.py``. The Automation API runs it
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,9 +25,12 @@ from infra.hosts.cluster import Hosts
 from infra.kubernetes.images import PullSecrets
 from infra.kubernetes.kept_data import DataProtection
 from infra.monitoring.objects import Monitoring
+from infra.policy.assessment import refusal_text, refusals
+from infra.policy.facts import PolicyException, StackFacts, StackFactsRecord
+from infra.rendering.recording import record
 from infra.shared_platform.customers import Registration
 from infra.shared_platform.deploy import deploy_platform, deploy_shared_platform
-from infra.shared_platform.outputs import platform_of
+from infra.shared_platform.outputs import expected_outputs, platform_of
 from infra.stack_file.aws import POD_IDENTITY_AGENT
 from infra.stack_file.reading import ConfigError, StackConfig, read_config
 from infra.stack_file.sections import (
@@ -48,23 +53,66 @@ if TYPE_CHECKING:
 
 
 def run() -> None:
-    """Read the stack file, create the resources, and export the outputs.
+    """Read the stack file, check the policies, create the resources, and export the outputs.
+
+    Raises:
+        pulumi.RunError: the stack file is invalid, or the stack breaks a mandatory policy; no resource is registered.
+    """
+    config = _config()
+    check_policies(config, stack=pulumi.get_stack())
+    _register(config)
+
+
+def run_unchecked() -> None:
+    """Do the same as ``run`` without the check of policies, for those who check the recording.
 
     Raises:
         pulumi.RunError: the stack file is invalid; no resource is registered.
     """
+    _register(_config())
+
+
+def _config() -> StackConfig:
     try:
-        config = read_config()
+        return read_config()
     except ConfigError as error:
         # The CLI prints a RunError without a traceback.
         raise pulumi.RunError(str(error)) from error
+
+
+def _register(config: StackConfig) -> None:
     for name, value in deploy(config).items():
         pulumi.export(name, value)
+
+
+def check_policies(config: StackConfig, *, stack: str) -> None:
+    """Run the program without an engine first, and check what it registers.
+
+    Args:
+        config: the stack file.
+        stack: name of the stack.
+
+    Raises:
+        pulumi.RunError: the stack breaks a mandatory policy; the message lists every problem.
+    """
+    platform, references = config.file.platform, {}
+    if platform and platform.stack:
+        references = {platform.stack: expected_outputs(config.names.jobs_namespace)}
+
+    def program() -> None:
+        _register(config)
+
+    # The recorder has its own event loop, and this thread runs one already.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        recording = thread.submit(record, program, stack=stack, references=references).result()
+    if lines := refusals(recording, today=datetime.now(UTC).date()):
+        raise pulumi.RunError(refusal_text(lines, stack=stack))
 
 
 def deploy(config: StackConfig) -> dict[str, Any]:
     """Create the resources of a stack, from the platform to the batch service, and return the outputs."""
     names, file = config.names, config.file
+    StackFactsRecord("facts", stack_facts(config))
     cloud = _cloud(config)
     kubeconfig = cloud.cluster.kubeconfig if cloud else _kubeconfig(config)
     cluster = _provider(config, "cluster", kubeconfig)
@@ -308,6 +356,42 @@ def _prometheus(config: StackConfig) -> Pods | None:
     if section is None:
         return None
     return Pods(name="Prometheus", namespace=section.namespace, labels=section.pod_labels, is_outside=True)
+
+
+def stack_facts(config: StackConfig) -> StackFacts:
+    """Return what policies need to know of the stack file. Its own settings that accept problems become exceptions."""
+    file, policy = config.file, config.file.policy
+    accepted = [("CLO-DATA-001", "*", "keep_data: false")] if not file.keep_data else []
+    ids = {
+        "database": "CLO-TLS-002",
+        "object_store": "CLO-TLS-003",
+        "kuberay_chart": "CLO-TLS-004",
+        "http_engine": "CLO-TLS-005",
+        "tracing": "CLO-TLS-006",
+    }
+    accepted += [(ids[name], "*", f"transport.allow_clear_text: {name}") for name in file.transport.allow_clear_text]
+    workloads = {"database": "* */database", "object_store": "* */object-store"}
+    accepted += [
+        ("CLO-DATA-002", workloads[name], f"durability.allow_single_copy: {name}")
+        for name in file.durability.allow_single_copy
+    ]
+    return StackFacts(
+        layer=file.layer,
+        customer=config.names.customer,
+        environment=config.names.environment,
+        isolation=file.isolation,
+        makes_the_cluster=file.hosts is not None,
+        registries=tuple(policy.registries) or ((file.images.mirror,) if file.images.mirror else ()),
+        max_retention_days=policy.max_retention_days,
+        secrets_encrypted_at_rest=policy.secrets_encrypted_at_rest,
+        exceptions=tuple(
+            [PolicyException.model_validate(each.model_dump()) for each in policy.exceptions]
+            + [
+                PolicyException(policy=id_, resource=resource, reason=f"set in the stack file: {key}", owner="operator")
+                for id_, resource, key in accepted
+            ]
+        ),
+    )
 
 
 def stack_outputs(config: StackConfig, api_address: str) -> dict[str, Any]:

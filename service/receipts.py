@@ -6,19 +6,14 @@ Sources: https://github.com/secure-systems-lab/dsse/blob/master/protocol.md, htt
 """
 
 import base64
-import hashlib
-import re
 import secrets
-import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import psycopg
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -26,10 +21,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from service.audit.log import Actor
 from service.db import query
 from service.errors import CloisterError, SettingsError
+from service.signing import NEW_KEY, Envelope, is_signed, read_key_file, read_public_key, signed_envelope
 
 KEY_VARIABLE: Final = "CLOISTER_RECEIPT_KEY_FILE"
-NEW_KEY: Final = "(umask 077; openssl rand -hex 32 > FILE)"
-"""Command that creates a key file."""
 PAYLOAD_TYPE: Final = "application/vnd.cloister.deletion+json"
 # More versions of one object than this are counted only, so that a receipt stays small.
 _MAX_VERSIONS: Final = 1_000
@@ -69,24 +63,6 @@ class Deletion(_Part):
     """Ids of the versions that the object store had kept, at most 1,000; empty without versioning."""
 
 
-class Signature(_Part):
-    """A signature of an envelope."""
-
-    keyid: str
-    """SHA-256 of the public key in DER, in hexadecimal."""
-    sig: str
-    """Ed25519, in Base64."""
-
-
-class Envelope(_Part):
-    """A DSSE envelope."""
-
-    payloadType: str  # noqa: N815 - DSSE's name
-    payload: str
-    """The deletion in JSON, in Base64."""
-    signatures: list[Signature]
-
-
 class Receipt(_Part):
     """A deletion with its proof. The signature covers the payload of the envelope, which holds the same values."""
 
@@ -114,31 +90,12 @@ def read_key(path: Path | None) -> Ed25519PrivateKey:
             f"{KEY_VARIABLE} is not set, and no deletion is allowed without a signed receipt. Create a key with "
             f"`{NEW_KEY}`, keep it as long as the stack, and set {KEY_VARIABLE} to its path"
         )
-    try:
-        text = path.read_text(encoding="ascii", errors="replace").strip()
-        mode = path.stat().st_mode
-    except OSError as error:
-        advice = f"Create a key with `{NEW_KEY}`, or correct the path"
-        raise SettingsError(f"{KEY_VARIABLE}: cannot read {path}: {error.strerror}. {advice}") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise SettingsError(f"{KEY_VARIABLE}: other users can read {path}. Run `chmod 600 {path}`")
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
-        raise SettingsError(f"{KEY_VARIABLE}: {path} does not hold 64 hexadecimal digits. Create it with `{NEW_KEY}`")
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
-
-
-def public_pem(key: Ed25519PrivateKey) -> str:
-    """Return the public half of a key in PEM (RFC 8410), which openssl reads too."""
-    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_key().public_bytes(encoding, form).decode()
+    return read_key_file(path, setting=KEY_VARIABLE)
 
 
 def sign(key: Ed25519PrivateKey, deletion: Deletion) -> Envelope:
     """Return the signed envelope of a deletion."""
-    payload = deletion.model_dump_json().encode()
-    der = key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    signature = Signature(keyid=hashlib.sha256(der).hexdigest(), sig=_base64(key.sign(_signed_bytes(payload))))
-    return Envelope(payloadType=PAYLOAD_TYPE, payload=_base64(payload), signatures=[signature])
+    return signed_envelope(key, PAYLOAD_TYPE, deletion.model_dump_json().encode())
 
 
 def verify(text: str, public_key: str) -> Deletion:
@@ -151,41 +108,20 @@ def verify(text: str, public_key: str) -> Deletion:
     Raises:
         ReceiptError: the receipt is unreadable, was changed, or was signed with another key.
     """
-    try:
-        key = serialization.load_pem_public_key(public_key.encode())
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, Ed25519PublicKey):
+    key = read_public_key(public_key)
+    if key is None:
         raise ReceiptError("the public key is not an Ed25519 key in PEM; `cloister receipts public-key` prints it")
     try:
         receipt = Receipt.model_validate_json(text)
-        payload = base64.b64decode(receipt.envelope.payload, validate=True)
-        signatures = [base64.b64decode(each.sig, validate=True) for each in receipt.envelope.signatures]
+        is_valid = is_signed(key, receipt.envelope, PAYLOAD_TYPE)
         signed = Receipt.from_envelope(receipt.envelope.model_dump())
     except (ValidationError, ValueError):
         raise ReceiptError("this is no receipt: use the output of `cloister receipts get`, unchanged") from None
-    if receipt.envelope.payloadType != PAYLOAD_TYPE or not any(_is_signed(key, payload, each) for each in signatures):
+    if not is_valid:
         raise ReceiptError("the signature is wrong: the receipt was changed, or signed with another key")
     if signed != receipt:
         raise ReceiptError("the receipt was changed: its fields differ from the signed payload")
     return receipt.deletion
-
-
-def _is_signed(key: Ed25519PublicKey, payload: bytes, signature: bytes) -> bool:
-    try:
-        key.verify(signature, _signed_bytes(payload))
-    except InvalidSignature:
-        return False
-    return True
-
-
-def _signed_bytes(payload: bytes) -> bytes:
-    """Return what a signature covers: DSSE's pre-authentication encoding."""
-    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
 
 
 def write_receipt(

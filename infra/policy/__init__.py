@@ -1,9 +1,11 @@
-"""Invariants of every resource of every stack, as pure functions over manifests.
+"""Policies of every resource of every stack: one catalogue, and checks as pure functions over manifests.
 
-A check takes manifests and yields problems in them, each with the name of its invariant. It is independent of the
-program that created the manifests, so it catches the program's mistakes.
+A check takes manifests and yields problems in them, each with the name of its policy. It is independent of the program
+that created the manifests, so it catches the program's mistakes. The program, ``make render``, `pulumi preview
+--policy-pack infra/policy`, tests and the evidence use the same checks.
 """
 
-from infra.policy.invariants import INVARIANTS, Violation, violations
+from infra.policy.assessment import Result, Violation, assess, refusals, violations
+from infra.policy.catalogue import CATALOGUE, Policy
 
-__all__ = ["INVARIANTS", "Violation", "violations"]
+__all__ = ["CATALOGUE", "Policy", "Result", "Violation", "assess", "refusals", "violations"]

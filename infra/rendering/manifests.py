@@ -9,6 +9,11 @@ from infra.rendering.recording import Path, Recording
 HELM_TYPES: Final = ("kubernetes:helm.sh/v3:Release", "kubernetes:helm.sh/v4:Chart", "kubernetes:helm.sh/v3:Chart")
 
 
+def is_made_by_chart(urn: str) -> bool:
+    """Return whether a Helm chart creates the resource with this URN."""
+    return any(each in HELM_TYPES for each in urn.split("::")[2].split("$")[:-1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """One Kubernetes object.

@@ -2,7 +2,8 @@
 
     python -m infra.rendering.render --stack dev --out manifests
 
-It needs no cluster, no Pulumi CLI, no network and no secrets: each secret value is ``<secret>``.
+It needs no cluster, no Pulumi CLI, no network and no secrets: each secret value is ``<secret>``. A stack that
+breaks its policies has no manifests; all problems are printed.
 """
 
 import argparse
@@ -10,15 +11,17 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from infra.policy.assessment import refusal_text, refusals
 from infra.rendering.manifests import manifests
 from infra.rendering.recording import Path as FieldPath
 from infra.rendering.recording import Recording, record
-from infra.stack_file.cluster_sections import KubeRaySection
+from infra.shared_platform.outputs import expected_outputs
 from infra.stack_file.reading import read_stack_file
 from infra.stack_file.sections import PROJECT
 from ray_job.contract.cluster import jobs_namespace
@@ -39,7 +42,7 @@ class RenderError(Exception):
 
 
 def record_stack(path: Path) -> Recording:
-    """Run the program with a stack file, without a cluster.
+    """Run the program with a stack file, without a cluster and without its check of policies.
 
     Args:
         path: ``Pulumi.<stack>.yaml``, or a file like it.
@@ -49,7 +52,7 @@ def record_stack(path: Path) -> Recording:
     """
     from pulumi import RunError
 
-    from infra.program import run
+    from infra.program import run_unchecked
 
     try:
         file = read_stack_file(path)
@@ -62,7 +65,11 @@ def record_stack(path: Path) -> Recording:
     secret_keys = frozenset(f"{PROJECT}:{key}" for key in file.secret_keys)
     try:
         return record(
-            run, config=config, secret_keys=secret_keys, stack=file.stack, references=platform_outputs(file.values)
+            run_unchecked,
+            config=config,
+            secret_keys=secret_keys,
+            stack=file.stack,
+            references=platform_outputs(file.values),
         )
     except RunError as error:
         raise RenderError(str(error)) from error
@@ -74,8 +81,7 @@ def platform_outputs(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     if not isinstance(section, Mapping) or "stack" not in section:
         return {}
     service = f"cloister-{values.get('customer')}-{values.get('environment')}"
-    outputs = {"kuberay_namespace": KubeRaySection().namespace, "jobs_namespaces": [jobs_namespace(service)]}
-    return {str(section["stack"]): outputs}
+    return {str(section["stack"]): expected_outputs(jobs_namespace(service))}
 
 
 def rendered(recording: Recording) -> dict[str, str]:
@@ -160,10 +166,15 @@ def main(arguments: Sequence[str]) -> int:
     path = Path(options.stack) if options.stack.endswith(".yaml") else Path(f"Pulumi.{options.stack}.yaml")
     try:
         recording = record_stack(path)
+        refused = refusals(recording, today=datetime.now(UTC).date())
         files = rendered(recording)
-        write(files, options.out)
+        if not refused:
+            write(files, options.out)
     except RenderError as error:
         sys.stderr.write(f"{error}\n")
+        return 1
+    if refused:
+        sys.stderr.write(f"{refusal_text(refused, stack=path.name)}\n")
         return 1
     sys.stderr.writelines(f"{message}\n" for message in recording.messages)
     sys.stdout.write(f"{len(files)} manifests of {path} are in {options.out}; secret values are {HIDDEN}\n")

@@ -6,7 +6,7 @@ from typing import Any
 import pulumi
 
 from infra.kubernetes.naming import StackNames
-from infra.stack_file.cluster_sections import PlatformSection
+from infra.stack_file.cluster_sections import KubeRaySection, PlatformSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,15 @@ class PlatformOutputs:
     def exports(self) -> dict[str, Any]:
         """Return the outputs by name."""
         return asdict(self)
+
+
+def expected_outputs(jobs_namespace: str) -> dict[str, Any]:
+    """Return outputs of a platform that knows a customer, for programs that run without the platform's state.
+
+    Args:
+        jobs_namespace: namespace of the customer's jobs.
+    """
+    return PlatformOutputs(kuberay_namespace=KubeRaySection().namespace, jobs_namespaces=[jobs_namespace]).exports()
 
 
 def platform_of(section: PlatformSection, names: StackNames) -> PlatformOutputs:

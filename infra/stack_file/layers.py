@@ -12,7 +12,7 @@ _LAYERS: Final[tuple[Layer, ...]] = get_args(Layer)
 _LAYERS_OF_KEYS: Final[Mapping[str, tuple[Layer, ...]]] = {
     **dict.fromkeys(
         (
-            *("layer", "kubernetes", "network", "images", "accelerators", "node_pools", "transport"),
+            *("layer", "kubernetes", "network", "images", "accelerators", "node_pools", "transport", "policy"),
             *("kubeconfig", "registry_password"),
         ),
         _LAYERS,

@@ -252,6 +252,16 @@ class StackFileText:
     secret_keys: frozenset[str]
 
 
+class _StackFileLoader(yaml.SafeLoader):
+    """YAML loader that leaves days as text, as JSON has no days."""
+
+
+_StackFileLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def read_stack_file(path: Path, *, with_missing_secrets: bool = True) -> StackFileText:
     """Read ``Pulumi.<stack>.yaml`` without the Pulumi CLI. Encrypted values become ``SHOWN_SECRET``.
 
@@ -264,7 +274,7 @@ def read_stack_file(path: Path, *, with_missing_secrets: bool = True) -> StackFi
         ValueError: it is not a stack file.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader=_StackFileLoader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     config = raw.get("config") if isinstance(raw, dict) else None

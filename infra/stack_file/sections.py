@@ -19,6 +19,7 @@ from infra.stack_file.cluster_sections import (
     PlatformSection,
 )
 from infra.stack_file.hosts import HostsSection
+from infra.stack_file.policy import PolicySection
 from infra.stack_file.values import (
     Certificates,
     Cidr,
@@ -478,6 +479,7 @@ class StackFile(Section):
     models_at_run_time: ModelsAtRunTimeSection = key("see below", {}, default=ModelsAtRunTimeSection())
     transport: TransportSection = key("see below", {}, default=TransportSection())
     durability: DurabilitySection = key("see below", {}, default=DurabilitySection())
+    policy: PolicySection = key("see below", {}, default=PolicySection())
     trust: TrustSection = key("see below", {}, default=TrustSection())
     model_weights: ModelWeightsSection = key("see below", {}, default=ImageWeightsSection(kind="image"))
     api: ApiSection = key("see below", {}, default=ApiSection())

@@ -13,7 +13,8 @@ from service.db import query
 from service.db.rows import fetch_value
 from service.errors import CloisterError
 from service.projects import find_project
-from service.receipts import KEY_VARIABLE, Deletion, Receipt, public_pem, read_key, verify
+from service.receipts import KEY_VARIABLE, Deletion, Receipt, read_key, verify
+from service.signing import public_pem
 
 receipts = typer.Typer(help="Read the signed receipts of deletions.", no_args_is_help=True)
 

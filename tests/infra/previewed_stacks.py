@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from infra.program import run
+from infra.program import run_unchecked
 from infra.rendering.recording import Recording, record
 from infra.rendering.render import record_stack
 from infra.stack_file.reading import StackConfig, StackFileText, parse_config, read_stack_file
@@ -63,13 +63,13 @@ def preview_values(
     }
     encrypted = frozenset(f"cloister:{key}" for key in secret_keys)
     if answers:
-        return record(run, config=config, secret_keys=encrypted, stack="dev", answers=answers)
+        return record(run_unchecked, config=config, secret_keys=encrypted, stack="dev", answers=answers)
     return _record(tuple(config.items()), encrypted)
 
 
 @cache
 def _record(config: tuple[tuple[str, str], ...], secret_keys: frozenset[str]) -> Recording:
-    return record(run, config=dict(config), secret_keys=secret_keys, stack="dev", references=PLATFORMS)
+    return record(run_unchecked, config=dict(config), secret_keys=secret_keys, stack="dev", references=PLATFORMS)
 
 
 @cache

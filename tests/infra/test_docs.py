@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.rendering import configuration_page, network_drawing
+from infra.rendering import configuration_page, network_drawing, policies_page
 from infra.rendering.generated_page import write_or_check
 from infra.stack_file.secret_keys import SECRET_KEYS
 from infra.stack_file.sections import StackFile
@@ -36,9 +36,18 @@ def test_configuration_page_has_every_key_with_meaning_and_example() -> None:
 
 
 def test_checks_accept_the_pages(capsys: pytest.CaptureFixture[str]) -> None:
-    for module in (configuration_page, network_drawing):
+    for module in (configuration_page, network_drawing, policies_page):
         assert write_or_check(module.PAGE, module.page(), ["--check"], module=module.__name__) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_policies_page_is_up_to_date() -> None:
+    assert policies_page.PAGE.read_text(encoding="utf-8") == policies_page.page()
+
+
+def test_policy_section_of_the_how_to_is_valid() -> None:
+    [policy] = snippets("evidence", "policy")
+    assert parse(changed("air-gap", policy=policy), stack_text("air-gap").secret_keys).file.policy.exceptions
 
 
 def test_drawing_is_up_to_date() -> None:

@@ -1,26 +1,16 @@
-"""Every example stack satisfies the invariants."""
+"""Every example stack meets the mandatory policies."""
 
-from pathlib import Path
+from datetime import date
 
-import yaml
-
-from infra.policy import violations
-from infra.policy.invariants import EXEMPTIONS
+from infra.policy import refusals, violations
+from infra.policy.assessment import EXEMPTIONS
 from infra.rendering.manifests import manifests, with_templates
 from infra.rendering.recording import Recording
 from ray_job.contract.cluster import JOB_TEMPLATES
 
 
-def loses_data(stack_file: Path) -> bool:
-    return yaml.safe_load(stack_file.read_text())["config"].get("cloister:keep_data") is False
-
-
-def test_only_stacks_that_may_lose_data_break_an_invariant(stack_file: Path, example: Recording) -> None:
-    allowed = {"data_is_kept"} if loses_data(stack_file) else set()
-
-    found = violations(manifests(example))
-
-    assert [str(violation) for violation in found if violation.invariant not in allowed] == []
+def test_example_stacks_break_no_mandatory_policy(example: Recording) -> None:
+    assert refusals(example, today=date(2030, 1, 1)) == ()
 
 
 def test_job_templates_are_checked_too(example: Recording) -> None:
@@ -35,4 +25,4 @@ def test_each_exemption_is_used_by_a_stack(example: Recording) -> None:
 
     if "device-plugin" in components:
         without = violations(manifests(example), exemptions=())
-        assert {found.invariant for found in without} >= {exemption.invariant for exemption in EXEMPTIONS}
+        assert {found.policy.name for found in without} >= {exemption.policy for exemption in EXEMPTIONS}

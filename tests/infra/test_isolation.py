@@ -8,7 +8,7 @@ import pulumi
 import pytest
 
 from infra.kubernetes.naming import StackNames
-from infra.policy.pod_invariants import pods
+from infra.policy.pod_checks import pods
 from infra.rendering.manifests import manifests, with_templates
 from infra.rendering.recording import RecordedResource, Recording, record
 from infra.shared_platform.outputs import platform_of

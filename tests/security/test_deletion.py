@@ -28,12 +28,13 @@ from service.compose import open_backends
 from service.db import Pool
 from service.errors import ObjectStoreError, SettingsError
 from service.projects import Project, create_project, erase_project, erasure_progress, find_project
-from service.receipts import Receipt, ReceiptError, public_pem, read_key, verify
+from service.receipts import Receipt, ReceiptError, read_key, verify
 from service.reconciler import orphans
 from service.reconciler.orphans import search
 from service.reconciler.records import load_batch
 from service.reconciler.retention import sweep
 from service.settings import read_settings
+from service.signing import public_pem
 from service.webhooks import EventType, create_endpoint
 from tests.conftest import as_owner
 from tests.integration.reconciler_harness import BATCH, KEYS, SUCCEEDED, Stack, line

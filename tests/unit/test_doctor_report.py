@@ -20,7 +20,7 @@ def test_report_lists_findings_below_their_viewpoint(capsys: pytest.CaptureFixtu
         "here:", "  ok           a: fine", "  FAILED       b: broken", "there:", "  not checked  c: no key"
     ]  # fmt: skip
     report.end()
-    assert capsys.readouterr().err == "1 ok, 1 FAILED, 1 not checked\n"
+    assert capsys.readouterr().err == "to correct: b (here)\n1 ok, 1 FAILED, 1 not checked\n"
     assert not report.is_good
 
 

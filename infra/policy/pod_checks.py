@@ -1,4 +1,4 @@
-"""Invariants of pods, in any kind of manifest: Deployments and Jobs as well as RayJobs."""
+"""Checks of pods, in any kind of manifest: Deployments and Jobs as well as RayJobs."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from infra.rendering.manifests import Manifest
 from infra.rendering.recording import Path
 
 Problems = Iterator[tuple[str, str]]
-"""The invariants that a manifest violates, each with the problem."""
+"""Names of the policies that a manifest breaks, each with the problem."""
 _DIGEST: Final = re.compile(r"[^@\s]+/[^@\s]+@sha256:[0-9a-f]{64}")
 _SECRET_NAME: Final = re.compile(r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|CREDENTIALS?|ACCESS_KEY)$", re.IGNORECASE)
 _HOST_FIELDS: Final = ("hostNetwork", "hostPID", "hostIPC")
@@ -17,6 +17,14 @@ _RAY_KINDS: Final = ("RayJob", "RayCluster", "RayService")
 _JOB_TOKEN: Final = "set-by-the-launcher"  # noqa: S105 - the Secret of a job's token in a template
 _HTTP_ENGINE: Final = "http-engine"
 _WEIGHTS: Final = "weights-credentials"
+_MAX_TOKEN_S: Final = 3_600
+_NO_TELEMETRY: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+_OFFLINE: Final = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 _VISIBLE_GPUS: Final = "NVIDIA_VISIBLE_DEVICES"
 
 
@@ -49,16 +57,18 @@ def _containers(manifest: Manifest) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def image_problems(manifest: Manifest) -> Problems:
-    """Find images without a digest, also those that an operator or a chart runs."""
-    invariant = "images_by_digest"
+    """Find images without a digest, also those that an operator or a chart runs, and images that are never pulled."""
+    policy = "images_by_digest"
     for title, container in _containers(manifest):
         image = str(container.get("image", ""))
         if not _DIGEST.fullmatch(image):
-            yield invariant, f"{title} has the image {image!r}"
+            yield policy, f"{title} has the image {image!r}"
+        if container.get("imagePullPolicy") == "Never":
+            yield "images_are_pulled", f"{title} has imagePullPolicy Never"
     if manifest.kind == "ImageCatalog":
         for image in manifest.body["spec"]["images"]:
             if not _DIGEST.fullmatch(image["image"]):
-                yield invariant, f"the catalogue has the image {image['image']!r}"
+                yield policy, f"the catalogue has the image {image['image']!r}"
     if manifest.body.get("apiVersion") != "helm.sh":
         return
     # A chart has `repository` with `tag`, `digest` or both, and joins them with `:` or `@`.
@@ -66,7 +76,7 @@ def image_problems(manifest: Manifest) -> Problems:
         if isinstance(values.get("repository"), str) and ("tag" in values or "digest" in values):
             reference = (values["repository"], str(values.get("tag") or ""), str(values.get("digest") or ""))
             if not re.search(r"sha256:?[0-9a-f]{64}", ":".join(reference)):
-                yield invariant, f"the chart's image {values['repository']!r} has no digest"
+                yield policy, f"the chart's image {values['repository']!r} has no digest"
 
 
 def pod_problems(manifest: Manifest) -> Problems:
@@ -83,16 +93,16 @@ def pod_problems(manifest: Manifest) -> Problems:
             capabilities = own.get("capabilities") or {}
             added = set(capabilities.get("add") or ()) - {"NET_BIND_SERVICE"}
             problems = {
-                "may run as root": both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0,
-                "may get more privileges": own.get("allowPrivilegeEscalation") is not False,
-                "is privileged": own.get("privileged"),
-                "has capabilities": capabilities.get("drop") != ["ALL"] or added,
-                "has no seccomp profile": (both.get("seccompProfile") or {}).get("type")
+                ("no_root", "may run as root"): both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0,
+                ("no_new_privileges", "may get more privileges"): own.get("allowPrivilegeEscalation") is not False,
+                ("unprivileged", "is privileged"): own.get("privileged"),
+                ("no_capabilities", "has capabilities"): capabilities.get("drop") != ["ALL"] or added,
+                ("seccomp", "has no seccomp profile"): (both.get("seccompProfile") or {}).get("type")
                 not in {"RuntimeDefault", "Localhost"},
             }
-            for problem, found in problems.items():
+            for (policy, problem), found in problems.items():
                 if found:
-                    yield "restricted_security_context", f"container {container.get('name')}: {problem}"
+                    yield policy, f"container {container.get('name')}: {problem}"
         for container in spec["containers"]:
             missing = [name for name in ("readinessProbe", "livenessProbe") if not container.get(name)]
             if manifest.kind in _SERVERS and container.get("ports") and missing:
@@ -122,6 +132,59 @@ def container_problems(manifest: Manifest) -> Problems:
                 yield "no_secret_in_an_environment", f"{title} has the variable {name} from a Secret"
             elif _SECRET_NAME.search(name) and value and not str(value).startswith("/"):
                 yield "no_secret_in_an_environment", f"{title} has the variable {name} in plain text"
+
+
+def images(manifest: Manifest) -> Iterator[str]:
+    """Yield the references of all images of a manifest, also those that an operator or a chart runs."""
+    yield from (str(container.get("image", "")) for _, container in _containers(manifest))
+    if manifest.kind == "ImageCatalog":
+        yield from (str(image["image"]) for image in manifest.body["spec"]["images"])
+    if manifest.body.get("apiVersion") == "helm.sh":
+        for _, values in _objects(manifest.body["spec"].get("values")):
+            if isinstance(values.get("repository"), str) and ("tag" in values or "digest" in values):
+                yield values["repository"].removesuffix("@sha256")
+
+
+def environments(manifest: Manifest) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the plain variables of every container by name, with the title of the container."""
+    for title, container in _containers(manifest):
+        yield title, {str(each.get("name")): str(each.get("value") or "") for each in container.get("env") or ()}
+
+
+def token_problems(manifest: Manifest) -> Problems:
+    """Find tokens of the Kubernetes API that live longer than an hour."""
+    policy = "short_lived_tokens"
+    for path, found in _objects(manifest.body):
+        if path and path[-1] == "serviceAccountToken" and found.get("expirationSeconds", 3_600) > _MAX_TOKEN_S:
+            yield policy, f"{'.'.join(map(str, path))} lives {found['expirationSeconds']} s"
+    if manifest.body.get("type") == "kubernetes.io/service-account-token":
+        yield policy, "the Secret is a token that never expires"
+
+
+def job_problems(manifest: Manifest) -> Problems:
+    """Check the access to a Ray cluster, its telemetry and its entrypoint."""
+    if manifest.kind not in _RAY_KINDS:
+        return
+    spec: dict[str, Any] = manifest.body.get("spec") or {}
+    cluster: dict[str, Any] = spec if manifest.kind == "RayCluster" else spec.get("rayClusterSpec") or {}
+    head: dict[str, Any] = cluster.get("headGroupSpec") or {}
+    if (cluster.get("authOptions") or {}).get("mode") != "token":
+        yield "ray_token", "authOptions.mode is not token"
+    if head.get("serviceType", "ClusterIP") != "ClusterIP" or head.get("enableIngress"):
+        yield "ray_stays_inside", "the head is open outside the cluster"
+    if manifest.kind == "RayJob" and spec.get("entrypoint") != "python -m ray_job":
+        yield "core_dumps_off", f"the entrypoint is {spec.get('entrypoint')!r}"
+    for path, found in _objects(cluster):
+        ray = [each for each in found.get("containers") or () if "containers" in found and isinstance(each, dict)]
+        for container in ray:
+            variables = {each.get("name"): each.get("value") for each in container.get("env") or ()}
+            for policy, expected in (("telemetry_off", _NO_TELEMETRY), ("no_downloads", _OFFLINE)):
+                for name, value in expected.items():
+                    if variables.get(name) != value:
+                        yield (
+                            policy,
+                            f"{'.'.join(map(str, path))}: container {container.get('name')} lacks {name}={value}",
+                        )
 
 
 def ray_problems(manifest: Manifest) -> Problems:

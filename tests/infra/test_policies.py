@@ -1,4 +1,4 @@
-"""Each invariant catches a bad resource and accepts the good one that the bad one was made from."""
+"""Each policy catches a bad resource and accepts the good one that the bad one was made from."""
 
 import copy
 import json
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from infra.kubernetes.pod_spec import container_security_context, pod_security_context, resources
-from infra.policy import INVARIANTS, violations
+from infra.policy import CATALOGUE, violations
 from infra.rendering.manifests import Manifest
 
 LABELS = {
@@ -21,6 +21,15 @@ LABELS = {
     "cloister.dev/environment": "dev",
 }
 IMAGE = "registry.example/service@sha256:" + "0" * 64
+ADMISSION = "pod-security.kubernetes.io/enforce"
+PRIVATE = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
 VOID = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 
 
@@ -55,7 +64,7 @@ def deployment() -> dict[str, Any]:
 
 
 def good_stack() -> dict[str, Manifest]:
-    """Return one good resource of each kind that an invariant checks."""
+    """Return one good resource of each kind that a policy checks."""
     bodies: dict[str, Any] = {
         "deployment": deployment(),
         "budget": {
@@ -64,7 +73,11 @@ def good_stack() -> dict[str, Manifest]:
             "metadata": metadata(),
             "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app.kubernetes.io/component": "api"}}},
         },
-        "namespace": {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "acme", "labels": dict(LABELS)}},
+        "namespace": {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": "acme", "labels": {**LABELS, ADMISSION: "restricted"}},
+        },
         "policy": {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
@@ -171,12 +184,13 @@ def good_stack() -> dict[str, Manifest]:
 def ray_job() -> dict[str, Any]:
     template = {"metadata": {"labels": dict(LABELS)}, "spec": pod()}
     template["spec"]["containers"][0]["env"].append(VOID)
-    cluster = {"headGroupSpec": {"template": template}}
+    template["spec"]["containers"][0]["env"] += [{"name": name, "value": value} for name, value in PRIVATE.items()]
+    cluster = {"authOptions": {"mode": "token"}, "headGroupSpec": {"template": template}}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": {"labels": dict(LABELS)},
-        "spec": {"rayClusterSpec": cluster},
+        "spec": {"entrypoint": "python -m ray_job", "rayClusterSpec": cluster},
     }
 
 
@@ -184,12 +198,12 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def broken(name: str, change: Change) -> set[str]:
-    """Return the invariants that the stack violates after one of its resources is changed."""
+    """Return the policies that the stack breaks after one of its resources is changed."""
     stack = good_stack()
     body = copy.deepcopy(stack[name].body)
     change(body)
     changed = Manifest(body=body, secrets=stack[name].secrets, protected=stack[name].protected, kept=stack[name].kept)
-    return {violation.invariant for violation in violations([*(stack | {name: changed}).values()])}
+    return {violation.policy.name for violation in violations([*(stack | {name: changed}).values()])}
 
 
 def spec_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -250,13 +264,13 @@ BAD: list[tuple[str, str, Change]] = [
     ("images_by_digest", "deployment", set_in(spec_of, initContainers=[{"name": "init", "image": "a:latest"}])),
     ("images_by_digest", "templates", in_template(set_in(container_of, image="registry.example/ray:2.60.0"))),
     ("images_by_digest", "chart", lambda body: body["spec"]["values"]["image"].update(tag="v1")),
-    ("restricted_security_context", "deployment", lambda body: container_of(body).pop("securityContext")),
-    ("restricted_security_context", "deployment", set_in(context_of, runAsUser=0)),
-    ("restricted_security_context", "deployment", set_in(context_of, privileged=True)),
-    ("restricted_security_context", "deployment", set_in(context_of, allowPrivilegeEscalation=True)),
-    ("restricted_security_context", "deployment", set_in(context_of, capabilities={"drop": ["ALL"], "add": ["X"]})),
-    ("restricted_security_context", "deployment", set_in(context_of, seccompProfile={"type": "Unconfined"})),
-    ("restricted_security_context", "templates", in_template(set_in(context_of, runAsNonRoot=False))),
+    ("no_capabilities", "deployment", lambda body: container_of(body).pop("securityContext")),
+    ("no_root", "deployment", set_in(context_of, runAsUser=0)),
+    ("unprivileged", "deployment", set_in(context_of, privileged=True)),
+    ("no_new_privileges", "deployment", set_in(context_of, allowPrivilegeEscalation=True)),
+    ("no_capabilities", "deployment", set_in(context_of, capabilities={"drop": ["ALL"], "add": ["X"]})),
+    ("seccomp", "deployment", set_in(context_of, seccompProfile={"type": "Unconfined"})),
+    ("no_root", "templates", in_template(set_in(context_of, runAsNonRoot=False))),
     ("read_only_root_file_system", "deployment", set_in(context_of, readOnlyRootFilesystem=False)),
     ("read_only_root_file_system", "templates", in_template(lambda body: context_of(body).clear())),
     ("requests_and_limits", "deployment", set_in(container_of, resources={"requests": {"cpu": "1", "memory": "1Gi"}})),
@@ -299,14 +313,16 @@ BAD: list[tuple[str, str, Change]] = [
     ("no_wildcard_rights", "role", lambda body: body["rules"][0].update(verbs=["*"])),
     ("no_wildcard_rights", "role", lambda body: body["rules"][0].update(resources=["rayjobs/*"])),
     ("no_wildcard_rights", "role", lambda body: body["rules"][0].update(apiGroups=["*"])),
-    ("no_wildcard_rights", "role", lambda body: body["rules"][0].update(verbs=["escalate"])),
-    ("no_wildcard_rights", "binding", lambda body: body["roleRef"].update(kind="ClusterRole", name="cluster-admin")),
-    ("secrets_only_in_secrets", "secret", lambda body: body.update(data={"other": "czNjcmV0"})),
-    ("reached_by_ingress_only", "service", lambda body: body["spec"].update(type="NodePort")),
-    ("reached_by_ingress_only", "service", lambda body: body["spec"].update(type="LoadBalancer")),
-    ("reached_by_ingress_only", "ingress", lambda body: body["spec"].pop("tls")),
-    ("reached_by_ingress_only", "route", lambda body: body["spec"].pop("hostnames")),
-    ("reached_by_ingress_only", "route", lambda body: body["spec"]["parentRefs"][0].pop("sectionName")),
+    ("no_escalation", "role", lambda body: body["rules"][0].update(verbs=["escalate"])),
+    ("no_reading_of_secrets", "role", lambda body: body["rules"][0].update(resources=["secrets"])),
+    ("no_administrators", "binding", lambda body: body["roleRef"].update(kind="ClusterRole", name="cluster-admin")),
+    ("secrets_encrypted_in_state", "secret", lambda body: body.update(data={"other": "czNjcmV0"})),
+    ("services_stay_inside", "service", lambda body: body["spec"].update(type="NodePort")),
+    ("services_stay_inside", "service", lambda body: body["spec"].update(type="LoadBalancer")),
+    ("ingress_tls", "ingress", lambda body: body["spec"].pop("tls")),
+    ("ingress_tls", "route", lambda body: body["spec"].pop("hostnames")),
+    ("ingress_tls", "route", lambda body: body["spec"]["parentRefs"][0].pop("sectionName")),
+    ("only_the_api_is_exposed", "route", lambda body: body["spec"].update(rules=[{"backendRefs": [{"name": "api"}]}])),
     ("no_open_flows", "policy", lambda body: body["spec"].update(egress=[{}])),
     ("no_open_flows", "policy", lambda body: body["spec"].update(ingress=[{"ports": [{"port": 80}]}])),
     ("no_open_flows", "policy", lambda body: body["spec"].update(ingress=[{"from": [{"namespaceSelector": {}}]}])),
@@ -331,7 +347,7 @@ BAD: list[tuple[str, str, Change]] = [
     ("limited_network_policies", "role", lambda body: body["metadata"].update(namespace="another")),
     ("limited_network_policies", "role", lambda body: body["rules"][1]["resources"].append("ciliumnetworkpolicies")),
     ("limited_network_policies", "admission", lambda body: body["metadata"].update(name="another")),
-    ("limited_network_policies", "admission binding", lambda body: body["spec"].update(validationActions=["Audit"])),
+    ("admission_policies_deny", "admission binding", lambda body: body["spec"].update(validationActions=["Audit"])),
     ("disruption_budgets", "budget", lambda body: body["metadata"].update(namespace="another")),
     ("disruption_budgets", "budget", lambda body: body["spec"].update(maxUnavailable=0)),
     ("unique_objects", "service", lambda body: body.update(good_stack()["secret"].body)),
@@ -342,16 +358,18 @@ def test_good_stack_has_no_violations() -> None:
     assert [str(violation) for violation in violations([*good_stack().values()])] == []
 
 
-@pytest.mark.parametrize(("invariant", "resource", "change"), BAD, ids=[f"{i}-{r}" for i, r, _ in BAD])
-def test_invariant_catches_a_bad_resource(invariant: str, resource: str, change: Change) -> None:
-    assert invariant in broken(resource, change)
+@pytest.mark.parametrize(("policy", "resource", "change"), BAD, ids=[f"{p}-{r}" for p, r, _ in BAD])
+def test_policy_catches_a_bad_resource(policy: str, resource: str, change: Change) -> None:
+    assert policy in broken(resource, change)
 
 
-def test_every_invariant_has_a_bad_resource() -> None:
-    tested_separately = {"data_is_kept"}
-
-    assert set(INVARIANTS) == {name for name, _, _ in BAD} | tested_separately
-    assert all(statement.endswith(".") for statement in INVARIANTS.values())
+def test_policies_have_unique_ids_and_complete_texts() -> None:
+    assert len({policy.id for policy in CATALOGUE}) == len({policy.name for policy in CATALOGUE}) == len(CATALOGUE)
+    for policy in CATALOGUE:
+        assert policy.title.endswith("."), policy.id
+        assert policy.remedy.endswith("."), policy.id
+        assert policy.references, policy.id
+        assert policy.proof, policy.id
 
 
 def test_head_may_mount_the_token_of_its_job() -> None:
@@ -365,7 +383,7 @@ def test_data_that_pulumi_would_delete_is_a_violation(option: str) -> None:
 
     found = violations([Manifest(body=claim, protected=options["protected"], kept=options["kept"])])
 
-    assert [violation.invariant for violation in found] == ["data_is_kept"]
+    assert [violation.policy.name for violation in found] == ["data_is_kept"]
 
 
 def test_secret_value_outside_a_secret_is_a_violation_except_digests() -> None:
@@ -375,7 +393,7 @@ def test_secret_value_outside_a_secret_is_a_violation_except_digests() -> None:
     good, bad = Manifest(body=body, secrets=frozenset({path})), Manifest(body=body, secrets=frozenset({("spec",)}))
 
     def caught(manifest: Manifest) -> bool:
-        return any(violation.invariant == "secrets_only_in_secrets" for violation in violations([manifest]))
+        return any(violation.policy.name == "secrets_only_in_secrets" for violation in violations([manifest]))
 
     assert not caught(good)
     assert caught(bad)
@@ -394,6 +412,6 @@ def test_only_the_device_plugin_may_use_the_device_directory(component: str, *, 
     body["metadata"]["labels"]["app.kubernetes.io/component"] = component
     spec_of(body)["volumes"] = [{"name": "plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}]
 
-    found = {violation.invariant for violation in violations([Manifest(body=body)])}
+    found = {violation.policy.name for violation in violations([Manifest(body=body)])}
 
     assert ("nothing_of_the_host" not in found) is allowed

@@ -1,13 +1,13 @@
-"""Invariants that need all manifests of a stack."""
+"""Checks that need all manifests of a stack."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from infra.policy.pod_invariants import pods
+from infra.policy.pod_checks import pods
 from infra.rendering.manifests import Manifest
 
 StackProblems = Iterator[tuple[str, Manifest, str]]
-"""The invariants that a stack violates, each with the manifest and the problem."""
+"""Names of the policies that a stack breaks, each with the manifest and the problem."""
 
 _WRITING: Final = frozenset({"create", "update", "patch"})
 _BINDINGS: Final = ("RoleBinding", "ClusterRoleBinding")
@@ -58,7 +58,7 @@ def limited_network_policies(manifests: Sequence[Manifest]) -> StackProblems:
         if manifest.kind == "ValidatingAdmissionPolicyBinding":
             spec = manifest.body["spec"]
             selector = (spec.get("matchResources") or {}).get("namespaceSelector") or {}
-            if spec.get("policyName") in policies and spec.get("validationActions") == ["Deny"]:
+            if spec.get("policyName") in policies:
                 limited.add((selector.get("matchLabels") or {}).get("kubernetes.io/metadata.name"))
     for manifest in manifests:
         rules = manifest.body.get("rules") or () if manifest.kind in {"Role", "ClusterRole"} else ()

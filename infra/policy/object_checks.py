@@ -1,8 +1,9 @@
-"""Invariants of single objects other than pods."""
+"""Checks of single objects other than pods."""
 
+import re
 from typing import Any, Final
 
-from infra.policy.pod_invariants import Problems, pods
+from infra.policy.pod_checks import Problems, pods
 from infra.rendering.manifests import Manifest
 from infra.rendering.recording import leaves
 
@@ -32,6 +33,8 @@ _CLUSTER_SCOPED: Final = (
 _RBAC_ROLES: Final = ("Role", "ClusterRole")
 _WIDE_ENTITIES: Final = frozenset({"all", "world", "world-ipv4", "world-ipv6", "cluster", "cluster-mesh"})
 _CLUSTER_WIDE_POLICIES: Final = ("CiliumClusterwideNetworkPolicy", "GlobalNetworkPolicy")
+_API_PATH: Final = re.compile(r"/v1(/.*)?")
+_ADMISSION: Final = "pod-security.kubernetes.io/enforce"
 _DIGESTS: Final = "cloister.dev/"
 """Prefix of annotations with digests of a pod's configuration; the digest of a secret is a secret for Pulumi."""
 
@@ -53,17 +56,26 @@ def metadata_problems(manifest: Manifest) -> Problems:
 
 def right_problems(manifest: Manifest) -> Problems:
     """Check the rights of a role, and the role of a binding."""
-    invariant = "no_wildcard_rights"
     if manifest.kind in _RBAC_ROLES:
         for rule in manifest.body.get("rules") or ():
             for name in ("apiGroups", "resources", "verbs", "nonResourceURLs"):
                 if any("*" in value for value in rule.get(name) or ()):
-                    yield invariant, f"the role has * among its {name}"
+                    yield "no_wildcard_rights", f"the role has * among its {name}"
             if {"escalate", "bind", "impersonate"} & set(rule.get("verbs") or ()):
-                yield invariant, "the role may grant itself more rights"
+                yield "no_escalation", "the role may grant itself more rights"
+            if "secrets" in (rule.get("resources") or ()) and set(rule.get("verbs") or ()) & {"get", "list", "watch"}:
+                yield "no_reading_of_secrets", "the role may read Secrets"
     role = (manifest.body.get("roleRef") or {}).get("name")
     if role in {"cluster-admin", "admin", "edit"}:
-        yield invariant, f"it binds {role}"
+        yield "no_administrators", f"it binds {role}"
+
+
+def admission_problems(manifest: Manifest) -> Problems:
+    """Check that a binding of an admission policy refuses, and not only warns."""
+    if manifest.kind == "ValidatingAdmissionPolicyBinding":
+        actions = (manifest.body.get("spec") or {}).get("validationActions")
+        if actions != ["Deny"]:
+            yield "admission_policies_deny", f"its actions are {actions}"
 
 
 def operator_problems(manifest: Manifest) -> Problems:
@@ -89,7 +101,7 @@ def data_problems(manifest: Manifest) -> Problems:
         for field in ("data", "stringData"):
             for path, _ in leaves(manifest.body.get(field) or {}, (field,)):
                 if not any(path[: len(secret)] == secret for secret in manifest.secrets):
-                    yield "secrets_only_in_secrets", f"{'.'.join(map(str, path))} is in plain text in Pulumi's state"
+                    yield "secrets_encrypted_in_state", f"{'.'.join(map(str, path))} is in plain text in Pulumi's state"
     else:
         for path in sorted(manifest.secrets, key=str):
             if not (len(path) > 1 and path[-2] == "annotations" and str(path[-1]).startswith(_DIGESTS)):
@@ -128,24 +140,39 @@ def network_problems(manifest: Manifest) -> Problems:
                         yield "no_open_flows", f"its {direction} is open to every address"
 
 
-def external_access_problems(manifest: Manifest) -> Problems:
-    """Check the type of a Service, the TLS of an Ingress, and hosts and listeners of an HTTPRoute."""
+def exposure_problems(manifest: Manifest) -> Problems:
+    """Check the type of a Service, hosts and paths of an Ingress or HTTPRoute, and the pods of a Namespace."""
     spec: dict[str, Any] = manifest.body.get("spec") or {}
     if manifest.kind == "Service":
         kind = spec.get("type", "ClusterIP")
         if kind != "ClusterIP" or spec.get("externalIPs"):
-            yield "reached_by_ingress_only", f"the Service is of type {kind}"
+            yield "services_stay_inside", f"the Service is of type {kind}"
     if manifest.kind == "Ingress":
         tls_hosts = {host for tls in spec.get("tls") or () for host in tls.get("hosts") or ()}
         for rule in spec.get("rules") or ():
             if rule.get("host") not in tls_hosts:
-                yield "reached_by_ingress_only", f"the host {rule.get('host')!r} has no TLS"
+                yield "ingress_tls", f"the host {rule.get('host')!r} has no TLS"
+            for path in (rule.get("http") or {}).get("paths") or ():
+                service = (path.get("backend") or {}).get("service") or {}
+                if service.get("name") != "api" or not _API_PATH.fullmatch(str(path.get("path", ""))):
+                    yield "only_the_api_is_exposed", f"it leads to {service.get('name')} below {path.get('path')!r}"
+        if spec.get("defaultBackend"):
+            yield "only_the_api_is_exposed", "it has a default backend"
     if manifest.kind == "HTTPRoute":
         if not spec.get("hostnames"):
-            yield "reached_by_ingress_only", "the HTTPRoute accepts every host"
+            yield "ingress_tls", "the HTTPRoute accepts every host"
         gateways: list[dict[str, Any]] = spec.get("parentRefs") or [{}]
         if not all(gateway.get("sectionName") for gateway in gateways):
-            yield "reached_by_ingress_only", "the HTTPRoute uses all listeners, also those without TLS"
+            yield "ingress_tls", "the HTTPRoute uses all listeners, also those without TLS"
+        for rule in spec.get("rules") or ():
+            paths = [str((match.get("path") or {}).get("value", "/")) for match in rule.get("matches") or [{}]]
+            backends = {str(backend.get("name")) for backend in rule.get("backendRefs") or ()}
+            if not all(map(_API_PATH.fullmatch, paths)) or backends - {"api"}:
+                leads = ", ".join(sorted(backends))
+                yield "only_the_api_is_exposed", f"it leads to {leads} below {', '.join(paths)}"
+    if manifest.kind == "Namespace" and manifest.labels.get(_ADMISSION) != "restricted":
+        component = manifest.labels.get("app.kubernetes.io/component")
+        yield "restricted_namespaces", f"pod security of the component {component} is {manifest.labels.get(_ADMISSION)}"
 
 
 def _cilium_problems(body: dict[str, Any]) -> Problems:
