@@ -226,8 +226,16 @@ def _cloud(config: StackConfig) -> "AwsCloud | None":
     """Create the stack's parts on AWS; return None elsewhere."""
     if config.file.aws is None:
         return None
-    # The SDK of AWS takes seconds to import.
-    from infra.aws.deploy import deploy_cloud
+    try:
+        # Stacks elsewhere need neither the SDK of AWS nor its large provider.
+        from infra.aws.deploy import deploy_cloud
+    except ModuleNotFoundError as error:
+        if error.name != "pulumi_aws":
+            raise
+        raise pulumi.RunError(
+            "aws: the package pulumi-aws is not installed: run `.venv-pulumi/bin/pip install --constraint "
+            "constraints/cpu.txt pulumi-aws` (docs/how-to/aws.md)"
+        ) from error
 
     return deploy_cloud(config, config.file.aws)
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -244,6 +245,18 @@ def test_missing_instance_type_is_found_before_any_resource_of_the_cluster() -> 
     answers = {"aws:ec2/getInstanceTypeOfferings:getInstanceTypeOfferings": offered}
     with pytest.raises(Exception, match=r"node_pools.a10g: AWS offers g5.4xlarge in none of eu-central-1a"):
         preview_values(text.values, text.secret_keys, answers)
+
+
+def test_only_stacks_on_aws_need_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("infra.aws.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pulumi_aws", None)
+    text = stack_text(NAME)
+    with pytest.raises(Exception, match=r"aws: the package pulumi-aws is not installed: run `.venv-pulumi/bin/pip"):
+        # Not from the cache of recordings.
+        preview_values(text.values, text.secret_keys, {"none": {}})
+    dev = stack_text()
+    assert preview_values(dev.values, dev.secret_keys, {"none": {}}).resources
 
 
 def test_instance_types_have_known_accelerators() -> None:
