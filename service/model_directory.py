@@ -47,7 +47,7 @@ class ModelDirectoryError(CloisterError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    """What the safetensors files of a model hold: numbers, bytes of the files, and the type of most numbers."""
+    """Contents of the safetensors files of a model: numbers, bytes of the files, and the type of most numbers."""
 
     parameters: int
     size_bytes: int

@@ -25,7 +25,7 @@ _ALL: Final = (*_READ_AND_WRITE, "s3:DeleteObject", "s3:DeleteObjectVersion", "s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdentityArgs:
-    """What the roles of a stack reach.
+    """Targets of the roles of a stack.
 
     Attributes:
         names: names of the stack.

@@ -27,7 +27,7 @@ _COMPONENT: Final = "node-pools"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeArgs:
-    """What all nodes have in common.
+    """Settings that all nodes share.
 
     Attributes:
         names: names of the stack.

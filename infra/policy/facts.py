@@ -1,4 +1,4 @@
-"""What a stack file says and no other resource shows: kept as the inputs of one component, so also in the state."""
+"""Facts of a stack file that no other resource shows: kept as the inputs of one component, so also in the state."""
 
 from collections.abc import Iterable
 from datetime import date

@@ -49,7 +49,7 @@ class Pods:
 
     @property
     def is_of_stack(self) -> bool:
-        """Whether they are pods of the stack."""
+        """Return whether they are pods of the stack."""
         return bool(self.labels) and not self.is_outside
 
     def selectors(self) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelManifest:
-    """What a pushed model is.
+    """Description of a pushed model.
 
     Attributes:
         name: the name that it was pushed with.

@@ -42,7 +42,7 @@ class LineTimeoutError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSize:
-    """What the time of a line depends on.
+    """Sizes of a line on which its time depends.
 
     Attributes:
         tokens: the most tokens that it generates; infinite if it has no limit.
