@@ -13,10 +13,11 @@ from tests.infra.previewed_stacks import FILES, PLATFORM_STACK, STACKS, STACKS_O
 
 pytestmark = pytest.mark.cluster
 
-# Defined by Helm charts, CloudNativePG and Prometheus Operator.
+# Defined by Helm charts, CloudNativePG, Prometheus Operator and EKS Auto Mode.
 _NOT_THERE = {
     *("Chart", "Cluster", "Database", "ImageCatalog", "ObjectStore", "ScheduledBackup"),
     *("PodMonitor", "PrometheusRule", "ServiceMonitor"),
+    *("NodeClass", "NodePool"),
 }
 
 # Created by the cluster's own tools where there are GPUs.
