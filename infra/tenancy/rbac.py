@@ -44,7 +44,12 @@ class Rbac(pulumi.ComponentResource):
             "launcher",
             metadata=launcher,
             rules=[
-                {"api_groups": [right.group], "resources": [right.resource], "verbs": list(right.verbs)}
+                {
+                    "api_groups": [right.group],
+                    "resources": [right.resource],
+                    "verbs": list(right.verbs),
+                    **({"resource_names": list(right.names)} if right.names else {}),
+                }
                 for right in LAUNCHER_RIGHTS
             ],
             opts=pulumi.ResourceOptions(parent=self),

@@ -42,11 +42,19 @@ POD_SECURITY_PROFILE: Final = "restricted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """Verbs that a role allows on one resource. ``group`` is the API group; empty for the core group."""
+    """Verbs that a role allows on one resource.
+
+    Attributes:
+        group: the API group; empty for the core group.
+        resource: the resource, such as ``pods`` or ``pods/exec``.
+        verbs: the verbs.
+        names: names of the only objects that it allows them on; empty for all.
+    """
 
     group: str
     resource: str
     verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
 
 LAUNCHER_RIGHTS: Final = (
@@ -57,8 +65,8 @@ LAUNCHER_RIGHTS: Final = (
     # Each job's pods may reach each other. An admission policy refuses all other policies.
     Right(group="networking.k8s.io", resource="networkpolicies", verbs=("create",)),
     # The owner of the RayJobs. Clusters that check the right to block its deletion ask for that on its finalizers.
-    Right(group="", resource="configmaps", verbs=("get",)),
-    Right(group="", resource="configmaps/finalizers", verbs=("update",)),
+    Right(group="", resource="configmaps", verbs=("get",), names=(JOBS_OWNER,)),
+    Right(group="", resource="configmaps/finalizers", verbs=("update",), names=(JOBS_OWNER,)),
     # Waiting pods hold the reason why a job does not start yet: a missing image, no free GPU.
     Right(group="", resource="pods", verbs=("list",)),
 )

@@ -52,9 +52,12 @@ _ADVICE: Final = {
 }
 
 REQUIRED: Final = tuple(
-    (verb, f"{right.resource}.{right.group}".rstrip(".")) for right in LAUNCHER_RIGHTS for verb in right.verbs
+    (verb, f"{right.resource}.{right.group}".rstrip("."), name)
+    for right in LAUNCHER_RIGHTS
+    for verb in right.verbs
+    for name in right.names or ("",)
 )
-"""Permissions of the launcher's account, as (verb, resource)."""
+"""Permissions of the launcher's account, as (verb, resource, name of the object; empty for all)."""
 FORBIDDEN: Final = (
     ("create", "pods"),
     ("create", "pods/exec"),
@@ -244,7 +247,11 @@ def check_launcher(settings: Settings, catalogue: Catalogue, environment: Mappin
 def check_rights(api: "ClusterApi", namespace: str) -> Iterator[Finding]:
     """Check that the launcher's account has every permission that it needs, and none that is dangerous."""
     check = "launcher's rights"
-    missing = [f"{verb} {resource}" for verb, resource in REQUIRED if not api.may(verb, resource, namespace)]
+    missing = [
+        f"{verb} {resource} {name}".rstrip()
+        for verb, resource, name in REQUIRED
+        if not api.may(verb, resource, namespace, name=name)
+    ]
     excess = [f"{verb} {resource}" for verb, resource in FORBIDDEN if api.may(verb, resource, namespace)]
     if missing:
         yield Finding.failed(

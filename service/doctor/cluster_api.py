@@ -105,17 +105,20 @@ class ClusterApi:
         found: list[JsonObject] = self.read(path, **parameters).get("items", [])
         return found
 
-    def may(self, verb: str, resource: str, namespace: str = "") -> bool:
+    def may(self, verb: str, resource: str, namespace: str = "", *, name: str = "") -> bool:
         """Return whether the user has a permission.
 
         Args:
             verb: the verb, such as ``create``; ``*`` for all verbs.
             resource: the resource and its group, such as ``deployments.apps``, ``pods`` or ``pods/exec``.
             namespace: the namespace; empty for all namespaces and for resources without one.
+            name: the object; empty for all objects.
         """
         kind, _, group = resource.partition(".")
         kind, _, subresource = kind.partition("/")
         wanted = {"group": group, "resource": kind, "subresource": subresource, "verb": verb, "namespace": namespace}
+        if name:
+            wanted["name"] = name
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         answer = self._send("POST", _ACCESS_REVIEWS, {}, {**review, "spec": {"resourceAttributes": wanted}})
         return bool(answer.get("status", {}).get("allowed"))

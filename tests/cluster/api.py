@@ -177,10 +177,15 @@ class KubernetesApi:
         path = self._path("v1", "ServiceAccount", account, namespace, "token")
         return str(self._send("POST", path, json=body).body["status"]["token"])
 
-    def may(self, group: str, resource: str, verb: str, namespace: str) -> bool:
-        """Return whether the kubeconfig's user may do this; a subresource is written as ``pods/exec``."""
+    def may(self, group: str, resource: str, verb: str, namespace: str, name: str = "") -> bool:
+        """Return whether the kubeconfig's user may do this; a subresource is written as ``pods/exec``.
+
+        Without a name it is asked for all objects.
+        """
         kind, _, subresource = resource.partition("/")
         asked = {"group": group, "resource": kind, "subresource": subresource, "verb": verb, "namespace": namespace}
+        if name:
+            asked["name"] = name
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         answer = self.create({**review, "spec": {"resourceAttributes": asked}})
         return bool(answer.body["status"]["allowed"])

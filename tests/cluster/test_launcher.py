@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ray_job.contract.cluster import JOBS_OWNER
 from service.adapters.kuberay_launcher import KubeRayLauncher
 from service.adapters.rayjob_templates import network_policy
 from service.adapters.rayjobs_api import RayJobsApi, open_client
@@ -17,11 +18,14 @@ from tests.cluster.deployed import JOBS, SERVICE, TOKEN, Deployed, job_spec
 
 pytestmark = pytest.mark.cluster
 
-ALLOWED = [("ray.io", "rayjobs", verb, JOBS) for verb in ("create", "get", "list", "watch", "delete")] + [
+ALLOWED: list[tuple[str, ...]] = [
+    *(("ray.io", "rayjobs", verb, JOBS) for verb in ("create", "get", "list", "watch", "delete")),
     ("", "pods", "list", JOBS),
     ("", "secrets", "create", JOBS),
     ("", "secrets", "update", JOBS),
     ("networking.k8s.io", "networkpolicies", "create", JOBS),
+    ("", "configmaps", "get", JOBS, JOBS_OWNER),
+    ("", "configmaps/finalizers", "update", JOBS, JOBS_OWNER),
 ]
 FORBIDDEN = [
     *(("ray.io", "rayjobs", verb, JOBS) for verb in ("update", "patch", "deletecollection")),
