@@ -69,6 +69,7 @@ def stacks(
         pools = made["platform"].values["node_pools"]
         for node in [node for pool in pools.values() if isinstance(pool, dict) for node in pool["nodes"]]:
             if api.find("v1", "Node", node) is None:
+                opened.callback(api.delete, "v1", "Node", node)
                 add_node(api, node, {"cpu": "32", "memory": "128Gi", "nvidia.com/gpu": "1"}, {ANNOTATION: "fake"})
                 wait_until_untainted(api, node)
         for each in made.values():
