@@ -20,7 +20,6 @@ from infra.stack_file.sections import JobsSection, ModelWeightsSection
 from infra.tenancy import credentials
 from infra.tenancy.trust import with_ca_bundle
 from ray_job.contract.accelerators import ImageVariant
-from ray_job.contract.cluster import RAY_METRICS_PORT
 from ray_job.contract.job_spec import ENVIRONMENT_VARIABLE, ObjectStoreLocation
 from ray_job.contract.leases import TOKEN_FILE_VARIABLE
 from ray_job.contract.ray_environment import RAY_ENVIRONMENT
@@ -156,7 +155,7 @@ def _pod(
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "env": [{"name": name, "value": value} for name, value in variables.items()],
-        "ports": [{"name": "metrics", "containerPort": RAY_METRICS_PORT}],
+        # Without ports: KubeRay adds those of a head, and that of the metrics, where none is declared.
         "resources": resources(
             cpu=f"{size.cpu_m}m",
             memory=f"{size.memory_mib}Mi",

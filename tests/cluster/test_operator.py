@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from infra.tenancy.network import RAY_DASHBOARD_PORT
+from ray_job.contract.cluster import RAY_METRICS_PORT
 from service.adapters.kuberay_launcher import KubeRayLauncher
 from service.adapters.rayjobs_api import RayJobsApi, open_client
 from service.ports import JobState
@@ -71,6 +73,14 @@ def test_rayjob_becomes_a_cluster_with_an_admitted_head(launcher: KubeRayLaunche
     (variable,) = (each for each in ray_container(head)["env"] if each["name"] == "CLOISTER_JOB_SPEC")
     assert variable["value"] == JOB.to_json()
     assert launcher.status(JOB.job_id).state == JobState.PENDING
+    # Without a port of the dashboard, the operator never submits a job.
+    (service,) = (each for each in api.list("v1", "Service", JOBS) if each["metadata"]["name"].endswith("-head-svc"))
+    ports = {each["name"]: each["port"] for each in service["spec"]["ports"]}
+    assert (ports["dashboard"], ports["metrics"]) == (RAY_DASHBOARD_PORT, RAY_METRICS_PORT)
+    for pod in pods:
+        assert ("metrics", RAY_METRICS_PORT) in {
+            (each["name"], each["containerPort"]) for each in ray_container(pod)["ports"]
+        }
 
 
 def test_status_contains_why_the_head_is_pending(launcher: KubeRayLauncher) -> None:
