@@ -78,9 +78,8 @@ def test_rayjob_becomes_a_cluster_with_an_admitted_head(launcher: KubeRayLaunche
     ports = {each["name"]: each["port"] for each in service["spec"]["ports"]}
     assert (ports["dashboard"], ports["metrics"]) == (RAY_DASHBOARD_PORT, RAY_METRICS_PORT)
     for pod in pods:
-        assert ("metrics", RAY_METRICS_PORT) in {
-            (each["name"], each["containerPort"]) for each in ray_container(pod)["ports"]
-        }
+        declared = {(each["name"], each["containerPort"]) for each in ray_container(pod)["ports"]}
+        assert ("metrics", RAY_METRICS_PORT) in declared
 
 
 def test_status_contains_why_the_head_is_pending(launcher: KubeRayLauncher) -> None:
