@@ -27,13 +27,15 @@ from ray_job.contract.job_spec import JobSpec
 from service.adapters.directory_object_store import DirectoryObjectStore
 from service.coordinator.leasing import authenticate
 from service.db import open_pool
+from service.traces import OFF
 from tests.integration.reconciler_harness import Job
 spec = JobSpec.from_json(os.environ["CLOISTER_JOB_SPEC"])
 with open_pool(os.environ["DATABASE"]) as pool:
     token = pathlib.Path(os.environ["TOKEN"]).read_text()
     assert authenticate(pool, token).id == spec.job_id
     store = DirectoryObjectStore(pathlib.Path(os.environ["OBJECTS"]))
-    Job(types.SimpleNamespace(pool=pool, store=store), spec.job_id).serve()
+    backends = types.SimpleNamespace(traces=OFF)
+    Job(types.SimpleNamespace(pool=pool, store=store, backends=backends), spec.job_id).serve()
 with open(os.environ["RUNS"], "a") as file:
     file.write(spec.job_id + "\\n")
 """
